@@ -22,7 +22,9 @@ from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import RESULTS, MetricRecord, RunRecord
 from benchmarks.harness.statistics import Summary, number, with_quartiles
+from benchmarks.harness.titles import retitled
 from benchmarks.micro.report import quiet
+from benchmarks.micro.table import BENCHMARKS
 
 RESULT = RESULTS / "earlier-version"
 MICRO, EARLIER = "micro.json", "-earlier.json"
@@ -48,7 +50,8 @@ def render(results: Path = RESULT) -> str:
         "| | | unit | earlier | this version | speed |",
         "|---|---|---|---:|---:|---:|",
     ]
-    for each in comparisons(micro):
+    current = msgspec.structs.replace(micro, benchmarks=retitled(micro.benchmarks, BENCHMARKS))
+    for each in comparisons(current):
         lines.append(_row(each.key, each.title, each.unit, each.bases[-1], each.here, with_quartiles(each.speed)))
     for path in sorted(results.glob(f"*{EARLIER}")):
         lines += _rows_of_figure(read(path), read(path.with_name(path.name.removesuffix(EARLIER) + ".json")))

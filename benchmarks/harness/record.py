@@ -36,13 +36,17 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Requirement for a figure, and the measured result. `reached` is None if it was not measured."""
+    """Requirement for a figure, and the measured result. `reached` is None if it was not measured.
+
+    If the value is above all that was measured, it is infinite, or null in JSON, and `beyond` is the largest that was.
+    """
 
     text: str
     value: float | None
     bound: float
     reached: bool | None
     at_least: bool = True
+    beyond: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True):

@@ -15,7 +15,9 @@ from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio, number, with_quartiles
+from benchmarks.harness.titles import retitled
 from benchmarks.micro.report import quiet
+from benchmarks.micro.table import BENCHMARKS
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
 OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd", "tree-moves", "floor")
@@ -58,7 +60,7 @@ def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
         "| | | unit | Atoll | peer | ratio | target |",
         "|---|---|---|---:|---:|---:|---|",
     ]
-    for benchmark in run.benchmarks:
+    for benchmark in retitled(run.benchmarks, BENCHMARKS):
         if benchmark.key in left_out:
             continue
         first, *peers = benchmark.contestants

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
-from benchmarks.paper.figure import Axes, Figure, Options, at_least, median, quotient
+from benchmarks.paper.figure import Axes, Figure, Options, at_least, count_of, median, quotient
 
 NODES = 128
 ATOLL = tuple(f"Atoll, {way}" for way in ("op by op", "chained", "fused"))
@@ -55,7 +55,7 @@ def _points(options: Options) -> list[Benchmark]:
     return [
         Benchmark(
             key="fig5",
-            title=f"{count} hosts of {options.devices_per_host} devices",
+            title=f"{count_of(count, 'host')} of {options.devices_per_host} devices",
             prepare="",
             metrics=(Metric("rate", "rate", "computations/s"),),
             contestants=tuple(name for name in _PREPARE if _is_installed(name)),

@@ -10,7 +10,7 @@ from atoll.cluster.settings import DEFAULT_POLICY
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Round, Settings
 from benchmarks.harness.record import BenchmarkRecord, Claim
 from benchmarks.harness.statistics import rate_in_common_window
-from benchmarks.paper.figure import Axes, Figure, Options, at_least, median
+from benchmarks.paper.figure import Axes, Figure, Options, at_least, count_of, median
 
 MILLISECONDS = (0.04, 0.33, 1.04, 2.4)
 ATOLL, JAX = "Atoll, many clients", "JAX, one process"
@@ -33,7 +33,7 @@ def _points(options: Options) -> list[Benchmark]:
     return [
         Benchmark(
             key="fig8",
-            title=f"{milliseconds:g} ms, {count} clients",
+            title=f"{milliseconds:g} ms, {count_of(count, 'client')}",
             prepare=prepare,
             prepare_of={
                 "ideal": "benchmarks.paper.fig6:prepare_ideal",

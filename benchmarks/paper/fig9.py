@@ -46,7 +46,7 @@ def _points(options: Options) -> list[Benchmark]:
             key="fig9",
             title=f"shares {shares}, {each}" + (f", {islands} islands" if islands > 1 else ""),
             prepare=prepare,
-            metrics=(Metric("deviation", "furthest from its share", "%"),),
+            metrics=(Metric("deviation", "largest deviation from its share", "%"),),
             contestants=("Atoll",),
             point={"shares": shares, "milliseconds": each, "islands": islands},
         )
@@ -146,7 +146,7 @@ def trace(point: Point, take: Take) -> None:
 def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     return [
         at_most(
-            f"{point.title}: furthest from its share, %",
+            f"{point.title}: largest deviation from its share, %",
             median(point, "Atoll", "deviation"),
             3.0 if "random" in str(point.point["shares"]) else 2.0,
         )

@@ -61,6 +61,11 @@ class Figure:
     rounds: int = 5
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a count with its noun: "1 host", "2 hosts"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None:
     """None where it was not measured."""
     for record in point.metrics:

@@ -1,18 +1,24 @@
-"""docs/project/benchmarks.md, out of what is in benchmarks/results/: nothing in it is typed in by hand."""
+"""docs/project/benchmarks.md, from what is in benchmarks/results/: nothing in it is typed in by hand.
+
+The numbers are those of the records. The titles are those that the code has now.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.harness import result_list
 from benchmarks.harness.provenance import describe_commit
-from benchmarks.harness.record import RunRecord
+from benchmarks.harness.record import Claim, RunRecord
+from benchmarks.harness.titles import retitled
 from benchmarks.micro.report import quiet
 from benchmarks.paper.costs import FILE, costs_of, read_costs, rows
-from benchmarks.paper.figure import Figure
+from benchmarks.paper.figure import Figure, Options, count_of
 from benchmarks.paper.table import cells, last_words, words
 
 _HEAD = """# Benchmarks: the paper's measurements, and ours
@@ -21,6 +27,8 @@ _HEAD = """# Benchmarks: the paper's measurements, and ours
 one run, in which all contestants took turns on the same devices; the quartiles are in brackets. `python -m benchmarks
 FIGURE` repeats a measurement. Each result names its commit. Results are not measured again at each change, so most of
 them are older than the code: `git log --oneline COMMIT.. -- src/atoll benchmarks` lists what has changed since.
+[A list](#machine-and-versions-of-each-result) has the date, the machine and the versions of each result, also of those
+that other pages show.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, with the real controller,
 scheduler, messages and worker code ([how it works](../design/index.md)). They show the cost of the control plane at
@@ -47,29 +55,54 @@ def render(
     runs: Mapping[str, RunRecord],
     pictures: Mapping[str, str],
     costs: RunRecord | None = None,
+    listed: str = "",
 ) -> str:
-    """The page. `runs` and `pictures` (their paths as seen from the page) by name: a figure's key, or with -null."""
+    """Return the page, with `listed`, the list of all results, at its end.
+
+    `runs` and `pictures` (their paths as seen from the page) are by name: a figure's key, or with -null.
+    """
     parts = [_HEAD]
     if costs is not None:
         lines = [_origin(costs), "", "| | costs |", "|---|---:|"]
         lines += [f"| {what} | {how_much} |" for what, how_much in rows(costs_of(costs))]
         parts.append(_COSTS + "\n" + "\n".join(lines) + "\n")
-    current = None if costs is None else msgspec.to_builtins(costs_of(costs))
+    current = {} if costs is None else msgspec.to_builtins(costs_of(costs))
     for figure in figures:
         parts.append(f"## {figure.key}: {figure.title}\n\n{figure.explanation}\n\n*The paper:* {figure.paper}\n")
         for name, what in ((figure.key, "Real devices"), (f"{figure.key}-null", "Null devices")):
             if name in runs:
-                parts.append(_section(runs[name], what, pictures.get(name, "")))
-                if figure.virtual and name.endswith("-null") and runs[name].costs != current:
+                null = name.endswith("-null")
+                parts.append(_section(with_current_titles(runs[name], figure, null), what, pictures.get(name, "")))
+                if figure.virtual and null and not same_costs(runs[name].costs, current):
                     parts.append("It was computed with other costs than those above.\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *([listed] if listed else [])])
+
+
+def same_costs(recorded: Mapping[str, float], current: Mapping[str, float]) -> bool:
+    """Return whether all costs that a record has are the current ones. Costs that were added later do not count."""
+    return bool(recorded) and all(math.isclose(cost, current.get(name, -1.0)) for name, cost in recorded.items())
+
+
+def with_current_titles(run: RunRecord, figure: Figure, null: bool) -> RunRecord:
+    """Return a record with the titles and the texts of claims that the code of the figure has now."""
+    options = Options(null=null)
+    benchmarks = retitled(run.benchmarks, figure.points(options))
+    claims = list(figure.claims(benchmarks, options)) if run.claims else []
+    same = [_judged(claim) for claim in claims] == [_judged(claim) for claim in run.claims]
+    return msgspec.structs.replace(run, benchmarks=benchmarks, claims=claims if same else run.claims)
+
+
+def _judged(claim: Claim) -> tuple[float | None, float, bool | None]:
+    """Return what a claim says, except for its text. JSON has no infinity."""
+    return None if claim.value == math.inf else claim.value, claim.bound, claim.reached
 
 
 def _origin(run: RunRecord) -> str:
     """By which command, when, of which code and on which machine it was measured."""
     machine = run.machine
     parts = [
-        f"`{' '.join(run.command)}`, {run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, "
+        f"`{' '.join(run.command)}`, {run.started[:10]}, {describe_commit(machine.commit)}, "
+        f"{count_of(run.rounds, 'round')}, "
         f"{quiet(run)}; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.",
         "The machine was busy: these numbers do not count." if run.busy else "",
     ]
@@ -84,8 +117,8 @@ def _section(run: RunRecord, what: str, picture: str) -> str:
     lines += ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     if run.claims:
-        lines += ["", "| it must show | is | target | reached |", "|---|---:|---|---|"]
-        lines += [f"| {claim.text} | {' | '.join(words(claim))} |" for claim in run.claims]
+        lines += ["", "| claim | measured | target | met |", "|---|---:|---|---|"]
+        lines += [f"| {claim.text} | {' | '.join(words(claim, not run.busy))} |" for claim in run.claims]
     for point in run.benchmarks:
         for name, error in point.failures.items():
             lines += ["", f"{point.title}, {name}, failed: {last_words(error)}"]
@@ -107,5 +140,5 @@ def write_page(figures: Sequence[Figure], results: Path, page: Path) -> list[str
     }
     costs = read_costs(results) if (results / FILE).exists() else None
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(figures, runs, pictures, costs))
+    page.write_text(render(figures, runs, pictures, costs, result_list.render(results)))
     return list(runs)

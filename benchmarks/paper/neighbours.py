@@ -42,7 +42,7 @@ def _points(options: Options) -> list[Benchmark]:
             title=f"a call of a higher priority, beside {count} client{'s' if count > 1 else ''}",
             prepare=f"benchmarks.paper.neighbours:prepare_{platform}",
             metrics=(
-                Metric("part", "waits, of the rest of one and one more (99 % of calls)", ""),
+                Metric("part", "waits, relative to the rest of one computation and one more (99 % of calls)", ""),
                 Metric("wait", "waits (99 % of calls)", "ms"),
             ),
             contestants=("Atoll",),
@@ -232,7 +232,13 @@ def _claims_of(point: BenchmarkRecord) -> list[Claim]:
     if "rate" in measured:
         return [at_least(f"{point.title}, {BESIDE}, over {ALONE}", quotient(point, BESIDE, ALONE, "rate"), 0.98)]
     if "part" in measured:
-        return [at_most(f"{point.title}: of the rest of one and one more", median(point, "Atoll", "part"), 1.1)]
+        return [
+            at_most(
+                f"{point.title}: relative to the rest of one computation and one more",
+                median(point, "Atoll", "part"),
+                1.1,
+            )
+        ]
     return [
         at_most(f"{point.title}: {metric.title}, {metric.unit}", median(point, "Atoll", metric.name), 2.0)
         for metric in PAUSES

@@ -155,12 +155,12 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     for point in points:
         if "ideal" in point.contestants:
             ratio = quotient(point, "Atoll", "ideal", "step")
-            claims.append(at_most(f"of the table's step, {point.title}", ratio, bound))
+            claims.append(at_most(f"relative to the table's step, {point.title}", ratio, bound))
             continue
         for name in NAMES:
             more = median(point, contestant(name), "more")
             ratio = None if more is None else 1 + more / 100
-            claims.append(at_most(f"of the table's step, {name}, {point.title}", ratio, bound))
+            claims.append(at_most(f"relative to the table's step, {name}, {point.title}", ratio, bound))
     return claims
 
 

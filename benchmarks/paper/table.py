@@ -20,12 +20,12 @@ def render(run: RunRecord, title: str) -> RenderableType:
         table.add_column(name, justify="left" if name == header[0] else "right")
     for row in rows:
         table.add_row(*row)
-    claims = Table(title="what it must show")
-    for name in ("", "is", "target", "reached"):
+    claims = Table(title="claims")
+    for name in ("claim", "measured", "target", "met"):
         claims.add_column(name)
     for claim in run.claims:
         style = {True: "green", False: "bold red", None: "dim"}[claim.reached]
-        claims.add_row(claim.text, *(Text(part, style=style) for part in words(claim)))
+        claims.add_row(claim.text, *(Text(part, style=style) for part in words(claim, not run.busy)))
     failures = [
         Text(f"{point.title}, {name} failed: {last_words(error)}", style="red")
         for point in run.benchmarks
@@ -40,17 +40,23 @@ def last_words(error: str) -> str:
     return lines[-1].strip() if lines else error
 
 
-def words(claim: Claim) -> tuple[str, str, str]:
-    """Its value, its bound, and whether it holds."""
+def words(claim: Claim, counts: bool = True) -> tuple[str, str, str]:
+    """Return its value, its bound, and whether it holds, if the run counts: if the machine was not busy."""
     value = "not measured" if claim.value is None else number(claim.value)
-    verdict = {True: "yes", False: "no", None: ""}[claim.reached]
+    if claim.beyond is not None:
+        value = f"above {number(claim.beyond)} (never reached)"
+    verdict = {True: "yes", False: "no", None: ""}[claim.reached] if counts else "not counted"
     return value, f"{'≥' if claim.at_least else '≤'} {claim.bound:g}", verdict
 
 
 def cells(run: RunRecord) -> list[list[str]]:
     """Return a header, and a row for each point and contestant."""
     names = list(dict.fromkeys(metric.name for point in run.benchmarks for metric in point.metrics))
-    titles = {metric.name: f"{metric.title}, {metric.unit}" for point in run.benchmarks for metric in point.metrics}
+    titles = {
+        metric.name: f"{metric.title}, {metric.unit}".removesuffix(", ")
+        for point in run.benchmarks
+        for metric in point.metrics
+    }
     rows = [["", "", *(titles[name] for name in names)]]
     for point in run.benchmarks:
         rows.extend(_row(point, contestant, names) for contestant in point.contestants)

@@ -106,7 +106,7 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     if options.null:
         return [
             at_least(
-                f"of ideal's steps, each loss read, {point.title.partition(' (')[0]}",
+                f"relative to ideal steps, each loss read, {point.title.partition(' (')[0]}",
                 quotient(point, "ideal", "Atoll", "read_step"),
                 0.98,
             )
@@ -114,7 +114,7 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
         ]
     (point,) = points
     return [
-        at_least(f"tokens/s, of {BATCH_JAX}", quotient(point, "atoll", BATCH_JAX, "tokens"), 0.98),
+        at_least(f"tokens/s, relative to {BATCH_JAX}", quotient(point, "atoll", BATCH_JAX, "tokens"), 0.98),
         at_least("equal losses, bit for bit", _equal(point, "loss_sum"), 1.0),
     ]
 

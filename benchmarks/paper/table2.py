@@ -153,15 +153,17 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
         (point,) = points
         few, many = REAL_PIPELINES
         return [
-            at_least("tokens/s of S=4, of S=2", quotient(point, many, few, "tokens"), 0.98),
+            at_least("tokens/s of S=4, relative to S=2", quotient(point, many, few, "tokens"), 0.98),
             *(
-                at_least(f"tokens/s of {text}, of SPMD", quotient(point, name, REAL_SPMD, "tokens"), 1.0)
+                at_least(f"tokens/s of {text}, relative to SPMD", quotient(point, name, REAL_SPMD, "tokens"), 1.0)
                 for name, text in ((few, "S=2"), (many, "S=4"))
             ),
-            at_most("how far the losses are apart, of them", apart(point, "loss"), 1e-5),
+            at_most("relative difference of the losses", apart(point, "loss"), 1e-5),
         ]
     return [
-        at_least(f"of theory's, {point.title.partition(' (')[0]}", quotient(point, "Atoll", "ideal", "tokens"), 0.98)
+        at_least(
+            f"relative to theory, {point.title.partition(' (')[0]}", quotient(point, "Atoll", "ideal", "tokens"), 0.98
+        )
         for point in points
     ]
 

@@ -128,11 +128,12 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
     if not options.null:
         (point,) = points
         return [
-            at_least("two islands, of one", quotient(point, REAL_TWO, REAL_ONE, "tokens"), 0.97),
-            at_most("how far the losses are apart, of them", apart(point, "loss"), 1e-5),
+            at_least("two islands, relative to one", quotient(point, REAL_TWO, REAL_ONE, "tokens"), 0.97),
+            at_most("relative difference of the losses", apart(point, "loss"), 1e-5),
         ]
     return [
-        at_least(f"two islands, of one: {point.title}", quotient(point, TWO, ONE, "tokens"), 0.97) for point in points
+        at_least(f"two islands, relative to one: {point.title}", quotient(point, TWO, ONE, "tokens"), 0.97)
+        for point in points
     ]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from atoll.virtual.simulated_costs import Costs
 from benchmarks.harness.machine import Machine
-from benchmarks.harness.record import RunRecord, record_benchmark, write
+from benchmarks.harness.record import RESULTS, RunRecord, record_benchmark, write
 from benchmarks.paper.costs import FILE, costs_of, measured_costs, points, read_costs
 from benchmarks.paper.figures import FIGURES
-from benchmarks.paper.markdown import write_page
+from benchmarks.paper.markdown import same_costs, write_page
 
 MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
 
@@ -77,3 +77,19 @@ def test_the_page_has_the_costs_and_says_which_figures_were_computed_with_others
     assert "| controller, a gang as such | 20.0 us |" in same
     assert "computed with other costs" not in same
     assert "computed with other costs" in page({})
+    assert "computed with other costs" in page(msgspec.to_builtins(costs_of(measured())) | {"latency": 1.0})
+
+
+def test_costs_that_were_added_after_a_result_do_not_count() -> None:
+    recorded = {"latency": 4.450479185747325e-05, "message": 2e-6}
+    later = {"latency": 4.450479185747323e-05, "message": 2e-6, "controller_delegated_run": 1e-4}
+    assert same_costs(recorded, later)
+    assert not same_costs(recorded, later | {"message": 3e-6})
+    assert not same_costs({}, later)
+
+
+def test_the_committed_figures_in_virtual_time_were_computed_with_the_committed_costs() -> None:
+    current = msgspec.to_builtins(measured_costs())
+    names = [figure.key for figure in FIGURES if figure.virtual and (RESULTS / f"{figure.key}-null.json").exists()]
+    runs = [msgspec.json.decode((RESULTS / f"{name}-null.json").read_bytes(), type=RunRecord) for name in names]
+    assert [run.name for run in runs if not same_costs(run.costs, current)] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,13 +15,14 @@ from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, Settings
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord, record_benchmark, write
+from benchmarks.harness.titles import retitled
 from benchmarks.micro.table import BENCHMARKS
 from benchmarks.paper import fig5, fig6
 from benchmarks.paper.figure import Axes, Options, apart, at_least, at_most, quotient_by_rounds
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
 from benchmarks.paper.plot import lines, require_matplotlib
-from benchmarks.paper.table import cells, last_words
+from benchmarks.paper.table import cells, last_words, words
 
 MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
 OPTIONS = [Options(null=null, quick=quick) for null in (False, True) for quick in (False, True)]
@@ -159,6 +161,31 @@ def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
     assert "| a ratio | 0.990 | ≥ 0.98 | yes |" in text
     assert text.count("### ") == 1
     assert msgspec.json.decode((tmp_path / "fig5.json").read_bytes(), type=RunRecord).claims[0].reached
+
+
+def test_claims_of_a_run_beside_other_work_are_not_counted(tmp_path: Path) -> None:
+    record = msgspec.structs.replace(run([point({"Atoll": [1.0]}, hosts=1)], [at_least("a", 0.99, 0.98)]), busy=True)
+    write(record, tmp_path / "fig5.json")
+    write_page(FIGURES, tmp_path, tmp_path / "page.md")
+    assert "| a | 0.990 | ≥ 0.98 | not counted |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_claim_that_is_never_reached_says_up_to_where_it_was_measured() -> None:
+    rates = {1.0: 0.9, 4.6: 0.95}
+    points = [
+        point({fig6.ATOLL: [rate], fig6.BATCH_JAX: [1.0]}, hosts=4, milliseconds=ms) for ms, rate in rates.items()
+    ]
+    (claim,) = fig6.FIGURE.claims(points, Options())
+    assert words(claim) == ("above 4.60 (never reached)", "≤ 2.3", "no")
+
+
+def test_a_record_gets_the_titles_of_the_code() -> None:
+    (now, *_) = fig5.FIGURE.points(Options())
+    before = replace(now, title="1 hosts of 2 devices", metrics=tuple(replace(each, title="?") for each in now.metrics))
+    rounds = {name: [{metric.name: 1.0 for metric in now.metrics}] for name in now.contestants}
+    record = record_benchmark(before, list(now.contestants), rounds, {})
+    assert retitled([record], [now]) == [record_benchmark(now, list(now.contestants), rounds, {})]
+    assert retitled([record], fig6.FIGURE.points(Options())) == [record]
 
 
 def test_missing_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

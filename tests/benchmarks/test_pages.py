@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import pytest
 
 from benchmarks import commit_history, comparison_page, fault_runs
 from benchmarks.elastic import recovery_command
+from benchmarks.harness import result_list
 from benchmarks.harness.pages import between
+from benchmarks.harness.record import RESULTS
 from benchmarks.micro import markdown
+from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.markdown import write_page
 
 ROOT = Path(__file__).resolve().parents[2]
+# Results whose table is between the markers without a name.
+MAIN_TABLES = {"micro", *markdown.OWNERS}
 
 
 def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
@@ -26,6 +33,35 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
             found += re.findall(r"^\| ([a-z]+) \| \*\*", table, re.MULTILINE)
     assert len(found) > 20
     assert sorted(found) == sorted(set(found))
+
+
+def test_the_page_of_figures_is_that_of_the_results(tmp_path: Path) -> None:
+    page = ROOT / result_list.FIGURES
+    written = tmp_path / result_list.FIGURES
+    write_page(FIGURES, RESULTS, written)
+    pictures = os.path.relpath(RESULTS, written.parent)
+    text = written.read_text().replace(pictures, os.path.relpath(RESULTS, page.parent))
+    assert page.read_text() == text, "run python -m benchmarks report"
+
+
+def test_each_result_is_in_the_list_with_the_page_that_shows_it() -> None:
+    listed = (ROOT / result_list.FIGURES).read_text().partition(result_list.HEADING)[2]
+    assert re.findall(r"^\| \[?`([\w/-]+)`", listed, re.MULTILINE) == result_list.result_names()
+    assert [page for page in result_list.PAGES.values() if not (ROOT / page).exists()] == []
+    tops = {each for name in result_list.result_names() for each in (name, name.partition("/")[0])}
+    assert set(result_list.PAGES) - tops == set()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_the_table_of_a_result_is_that_of_the_committed_result(page: Path) -> None:
+    text = page.read_text()
+    shown = [name for name in result_list.result_names() if markdown.BEGIN_OF.format(name) in text]
+    shown += [name for name, each in result_list.PAGES.items() if name in MAIN_TABLES and ROOT / each == page]
+    for name in shown:
+        source = RESULTS / f"{name}.json"
+        table = between(text, *markdown.markers(page, name)).strip()
+        expected = markdown.render(markdown.read(source), markdown.shown_elsewhere(source))
+        assert table == expected, f"run python -m benchmarks.micro.markdown {source} {page}"
 
 
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
