@@ -13,7 +13,7 @@ from benchmarks.elastic import recovery_command
 from benchmarks.harness import result_list
 from benchmarks.harness.pages import between
 from benchmarks.harness.record import RESULTS
-from benchmarks.micro import markdown
+from benchmarks.micro import cpu_time_page, markdown
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
 
@@ -67,6 +67,11 @@ def test_the_table_of_a_result_is_that_of_the_committed_result(page: Path) -> No
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
     shown = between(commit_history.PAGE.read_text(), commit_history.BEGIN, commit_history.END)
     assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"
+
+
+def test_the_cpu_time_on_its_page_is_that_of_the_file() -> None:
+    shown = between(cpu_time_page.PAGE.read_text(), cpu_time_page.BEGIN, cpu_time_page.END)
+    assert shown.strip() == cpu_time_page.render(), "run python -m benchmarks.micro.cpu_time_page"
 
 
 def test_the_speed_beside_an_earlier_version_is_that_of_the_records() -> None:

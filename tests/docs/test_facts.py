@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 
 from atoll._version import __version__
+from atoll.client.jax_patches import direct_reads, large_writes, tree_reads, tree_writes
+from atoll.client.jax_patches.numbered_runs import LEAST_WRITTEN
 from atoll.cluster.settings import HOSTS_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.operate.command import command_line
 from atoll.operate.command import scripts as run_command
+from atoll.protocol.messages.proxy_messages import MOST_CARRIED_BYTES
+from atoll.protocol.questions import MOST_CONTENTS
+from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD
+from atoll.transfers.shared_slots import SLOT_BYTES, SLOTS
+from atoll.transfers.streams import STREAM_THRESHOLD
 from docs import licenses_page
 from docs.headings import anchor_of
 
@@ -23,6 +30,8 @@ DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text()
+# Numbers with three digits, which are hardly equal by chance.
+PRECISE = re.compile(r"\b(?:0\.\d{3}|[1-9]\.\d\d)\b")
 # Pages that show measurements, or describe how they were made.
 HISTORIES = ("project/", "design/", "guides/gpus.md")
 USER_PAGES = [
@@ -71,6 +80,47 @@ def test_the_rate_with_simulated_hosts_is_that_of_the_results() -> None:
     assert (
         f"**{100 - 100 * atoll / ideal:.0f} %** slower: steps of 10 ms, one call each, on 512 simulated hosts" in README
     )
+
+
+def test_the_table_of_paths_has_the_sizes_of_the_code() -> None:
+    page = (DOCS / "design" / "waits.md").read_text()
+    _, _, section = page.partition("\n## Paths by size\n")
+    section = section[: section.index("\n## ")]
+    written, read = section.split("| array that is read | path |")
+    for text, table, sizes in (
+        ("arrays of a tree", written, (tree_writes.LEAST_ARRAYS, tree_writes.MOST_BYTES, MOST_CONTENTS)),
+        ("and the launch", written, (MOST_CARRIED_BYTES,)),
+        ("and then the proxy's channel to each host", written, (SLOT_BYTES,)),
+        ("otherwise a channel that the script opens", written, (large_writes.LEAST_BYTES,)),
+        ("which cuts the shards", written, (large_writes.MOST_JOINED,)),
+        ("slots of the shared memory", written, (SLOTS,)),
+        ("arrays of a tree", read, (tree_reads.MOST_BYTES, MOST_CONTENTS)),
+        ("from 256 KiB on through shared memory", read, (SHARED_THRESHOLD,)),
+        ("on another machine", read, (STREAM_THRESHOLD, direct_reads.LEAST_BYTES)),
+    ):
+        (line,) = [line for line in table.splitlines() if text in line]
+        for size in sizes:
+            assert re.search(rf"\b{_text_of(size)}\b", line), line
+    assert LEAST_WRITTEN == 2
+    assert "from the third array of a type on" in section
+
+
+def _text_of(size: int) -> str:
+    """Return a number of bytes as the page writes it. Numbers below 1,024 are counts."""
+    if size >= 1 << 20:
+        return f"{size >> 20} MiB"
+    return f"{size >> 10} KiB" if size >= 1 << 10 else str(size)
+
+
+def test_a_ratio_in_the_list_of_missed_targets_is_in_a_table_of_results() -> None:
+    tables = [(DOCS / "project" / "benchmarks.md").read_text()]
+    for page in DOCS.rglob("*.md"):
+        tables += re.findall(r"<!-- [^>]*begin[^>]*-->(.*?)<!-- [^>]*end -->", page.read_text(), re.DOTALL)
+    shown = set(re.findall(r"\d[\d,]*(?:\.\d+)?", "".join(tables)))
+    page = (DOCS / "design" / "performance.md").read_text()
+    reached = re.findall(r"- \*\*Reached:\*\*(.*?)(?=\n- |\n\n)", page, re.DOTALL)
+    assert len(reached) > 10
+    assert [(each, text) for text in reached for each in PRECISE.findall(text) if each not in shown] == []
 
 
 def test_each_extra_is_described_by_its_use() -> None:

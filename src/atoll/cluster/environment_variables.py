@@ -141,7 +141,7 @@ CACHE_DIRECTORY = PROCESSES.add(
     TEXT,
     "Directory for compiled programs, and for estimates of their durations; off stores none.",
     default="JAX's own cache directory if the script has set one, otherwise `~/.cache/atoll/programs`",
-    more="See [usage](operate/sharing.md#usage).",
+    more="See [usage records](design/scheduling.md#usage-records).",
 )
 CACHE_BYTES = PROCESSES.add(
     "ATOLL_CACHE_BYTES",
