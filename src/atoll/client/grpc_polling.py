@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-# gRPC reads it once. Each library in the process that contains a gRPC of its own reads it separately.
+# gRPC reads it once. Each library in the process that contains gRPC reads it separately.
 VARIABLE = "GRPC_EXPERIMENTS"
 VALUE = "-event_engine_client"
 
