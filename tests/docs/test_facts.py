@@ -262,6 +262,18 @@ def test_links_of_pages_outside_of_the_site_lead_to_headings(page: str) -> None:
         assert anchor in anchors_of(found), f"{page}: {target}#{anchor}"
 
 
+def test_links_named_above_and_below_lead_there() -> None:
+    wrong = []
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text()
+        places = {anchor_of(found[1]): found.start() for found in re.finditer(r"^#+ (.+)$", text, re.MULTILINE)}
+        for link in re.finditer(r"\[(above|below)\]\(#([^)]+)\)", text):
+            is_above = places.get(link[2], link.start()) < link.start()
+            if is_above != (link[1] == "above"):
+                wrong.append((page.name, link[0]))
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_a_page_for_users_has_no_dates_and_commits(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
