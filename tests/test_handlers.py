@@ -55,7 +55,7 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("host_services/calls/direct_channels.py", "DirectChannels._receive"),
-            ("client/jax_patches/callback_table.py", "CallbackTable._call"),
+            ("client/jax_patches/client_channel.py", "ClientChannel._call"),
             ("client/jax_patches/profiler.py", "_warning"),
             ("host_services/python/python_process.py", "PythonProcess._guarded"),
             ("host_services/python/python_process.py", "PythonProcess._serve"),

@@ -59,9 +59,9 @@ def _resources() -> tuple[int, ...]:
 
 def _arriving() -> int:
     """Return the number of reads and writes that have not ended."""
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
-    return len(TABLE.reads) + len(TABLE.writes)
+    return len(CLIENT_CHANNEL.reads) + len(CLIENT_CHANNEL.writes)
 
 
 def _places() -> list[Any]:

@@ -566,9 +566,9 @@ def test_an_exit_handler_calls_the_script_back_long_after_the_last_call(start_sc
         """
         import atexit, time
         import jax, jax.numpy as jnp, numpy as np
-        from atoll.client.jax_patches.host_callbacks import TABLE
+        from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
-        TABLE._threads._idle_seconds = 0.01
+        CLIENT_CHANNEL._threads._idle_seconds = 0.01
         double = jax.jit(lambda x: jax.pure_callback(lambda y: 2 * y, x, x))
         double(1.0).block_until_ready()
 

@@ -133,8 +133,8 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
     from atoll.client.jax_patches import host_callbacks
 
     def leave(x: Any) -> Any:
-        table = host_callbacks.TABLE
-        for each in [*table._direct, *(() if only_to_hosts else (table._channel,))]:
+        ours = host_callbacks.CLIENT_CHANNEL
+        for each in [*ours._direct, *(() if only_to_hosts else (ours._channel,))]:
             each.shut_down()
         return np.asarray(x)
 
@@ -147,7 +147,7 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
 
 def answers_with(wrong: str) -> str:
     """Patch the client to send a result that no callable returns, which its own library does not check."""
-    from atoll.client.jax_patches import callback_table as call_tables
+    from atoll.client.jax_patches import client_channel
     from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, encode
 
     answers = {
@@ -160,14 +160,14 @@ def answers_with(wrong: str) -> str:
         "fewer bytes than its shape": encode(Returned((ArrayType("float32", (2,), 4),)), [bytes(4)]),
         "more bytes than there are": encode(Returned((ArrayType("float32", (2,), 8),))),
     }
-    honest = call_tables._answer
-    call_tables._answer = lambda callback, arguments: answers[wrong]
+    honest = client_channel._answer
+    client_channel._answer = lambda callback, arguments: answers[wrong]
     try:
         calls_back()
     except jax.errors.JaxRuntimeError as error:
         return str(error)
     finally:
-        call_tables._answer = honest
+        client_channel._answer = honest
     return ""
 
 
@@ -258,9 +258,9 @@ def compiles_with(numbers: str) -> str:
 
 
 def compiles_without_a_connection(numbers: str) -> str:
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
-    TABLE.receives_from = lambda client: False  # type: ignore[method-assign]  # small arrays would open one
+    CLIENT_CHANNEL.receives_from = lambda client: False  # type: ignore[method-assign]  # small arrays would open one
     return compiles_with(numbers)
 
 

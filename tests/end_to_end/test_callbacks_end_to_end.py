@@ -350,16 +350,16 @@ def callables_that_are_left() -> int:
     def run(i: int) -> None:
         jax.jit(lambda x: jax.debug.callback(lambda x: time.sleep(0.01), x))(jnp.float32(i))
 
-    before = len(host_callbacks.TABLE)
+    before = len(host_callbacks.CLIENT_CHANNEL)
     for i in range(5):
         run(i)
     jax.effects_barrier()
     jax.clear_caches()
     deadline = time.monotonic() + SECONDS
-    while len(host_callbacks.TABLE) > before and time.monotonic() < deadline:
+    while len(host_callbacks.CLIENT_CHANNEL) > before and time.monotonic() < deadline:
         jax.jit(lambda x: x)(1.0).block_until_ready()
         time.sleep(0.05)
-    return len(host_callbacks.TABLE) - before
+    return len(host_callbacks.CLIENT_CHANNEL) - before
 
 
 def test_callables_are_forgotten_with_their_functions(atoll_python: RemotePython) -> None:

@@ -156,20 +156,20 @@ def read_prepared() -> list[float]:
 
 def started() -> int:
     """Return how many of three reads bypass jaxlib's client."""
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
-    count, start = 0, TABLE.reads.start
+    count, start = 0, CLIENT_CHANNEL.reads.start
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return start(*arguments)
 
-    TABLE.reads.start = counted  # type: ignore[method-assign]
+    CLIENT_CHANNEL.reads.start = counted  # type: ignore[method-assign]
     try:
         float(computed(jnp.float32(1))), np.asarray(computed(jnp.arange(300_000))), bool(computed(jnp.float32(1)))
     finally:
-        del TABLE.reads.start
+        del CLIENT_CHANNEL.reads.start
     return count
 
 

@@ -149,11 +149,13 @@ def attempts(values: Callable[[], Iterable[tuple[str, Any]]], times: int) -> dic
 
 def attempts_on_atoll(values: Callable[[], Iterable[tuple[str, Any]]]) -> dict[tuple[str, str], list[Any]]:
     """Make the arrays after this process shares memory with the proxy and the host."""
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
     devices = jax.devices()[:2]
     until = time.monotonic() + 60
-    while not (TABLE.has_slots(devices[0].client) and all([TABLE.sends_to(device) for device in devices])):
+    while not (
+        CLIENT_CHANNEL.has_slots(devices[0].client) and all([CLIENT_CHANNEL.sends_to(device) for device in devices])
+    ):
         assert time.monotonic() < until, "no memory is shared"
         time.sleep(0.01)
     return attempts(values, TIMES)

@@ -22,13 +22,13 @@ ROWS, COLUMNS = 1024, 1280
 
 def table() -> Any:
     """Return the table of writes, after a direct channel to the host has opened."""
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
     until = time.monotonic() + 60
-    while not TABLE.sends_to(jax.devices()[0]):
+    while not CLIENT_CHANNEL.sends_to(jax.devices()[0]):
         assert time.monotonic() < until, "the host opens no direct channel"
         time.sleep(0.01)
-    return TABLE.writes
+    return CLIENT_CHANNEL.writes
 
 
 def arrays() -> list[Any]:

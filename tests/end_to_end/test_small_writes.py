@@ -24,13 +24,13 @@ TYPES = ("bool", "int8", "uint16", "float16", "bfloat16", "float32", "int64", "c
 
 def table() -> Any:
     """Return the table of small writes, after this process shares slots with its proxy."""
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
     until = time.monotonic() + 60
-    while not TABLE.has_slots(jax.devices()[0].client):
+    while not CLIENT_CHANNEL.has_slots(jax.devices()[0].client):
         assert time.monotonic() < until, "the proxy shares no slots"
         time.sleep(0.01)
-    return TABLE.small_writes
+    return CLIENT_CHANNEL.small_writes
 
 
 def arrays(number: int) -> list[Any]:

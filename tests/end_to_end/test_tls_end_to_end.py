@@ -95,7 +95,7 @@ def on_own_channels() -> tuple[list[bool], bool]:
     """
     import jax
 
-    from atoll.client.jax_patches.host_callbacks import TABLE
+    from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 
     x = np.arange(1 << 19, dtype=np.float32)
     add_one = jax.jit(lambda y: y + 1)
@@ -104,10 +104,10 @@ def on_own_channels() -> tuple[list[bool], bool]:
         return [np.array_equal(add_one(jax.device_put(x, device)), x + 1) for device in jax.devices()]
 
     found = are_right()
-    until(lambda: all(map(TABLE.sends_to, jax.devices())))
+    until(lambda: all(map(CLIENT_CHANNEL.sends_to, jax.devices())))
     found += are_right()
-    counts = [channel.liveness.counts() for channel in TABLE._direct if channel.liveness is not None]
-    for channel in list(TABLE._direct):
+    counts = [channel.liveness.counts() for channel in CLIENT_CHANNEL._direct if channel.liveness is not None]
+    for channel in list(CLIENT_CHANNEL._direct):
         channel.shut_down()
     return found + are_right(), [min(both) >= x.nbytes for both in counts] == [True, True]
 

@@ -45,7 +45,7 @@ def connect(address: str, transfer_directory: Path, guard: ForkGuard, losses: Ca
     from jax._src.lib import ifrt_proxy
 
     unsilence_jaxlib()
-    clear_with_client(host_callbacks.TABLE)
+    clear_with_client(host_callbacks.CLIENT_CHANNEL)
     clear_with_client(ffi_calls.SENT)
     clear_with_client(number_operands.CONSTANTS)
     options = ifrt_proxy.ClientConnectionOptions()

@@ -96,7 +96,7 @@ def _prepare(address: str, client: Any) -> None:
 
     install()
     with contextlib.suppress(AddressError):  # a gRPC target without a host
-        host_callbacks.TABLE.proxy = parse_address(address)
+        host_callbacks.CLIENT_CHANNEL.proxy = parse_address(address)
     add_local_cpu()
     add_platform(client)
     answer_running_lookup()

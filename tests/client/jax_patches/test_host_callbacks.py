@@ -127,7 +127,7 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
     lower: Lower, monkeypatch: pytest.MonkeyPatch
 ):
     _, callbacks = lower(two, jnp.ones((2, 3), jnp.float32))
-    monkeypatch.setattr(host_callbacks.TABLE, "add", lambda client, given: tuple(range(5, 5 + len(given))))
+    monkeypatch.setattr(host_callbacks.CLIENT_CHANNEL, "add", lambda client, given: tuple(range(5, 5 + len(given))))
     sent: list[CompileRequest] = []
     request = CompileRequest(SimpleNamespace(platform="tpu"), None, None, None, callbacks)
     host_callbacks._number(request, sent.append)

@@ -2,7 +2,7 @@
 
 `custom_partitioning` and `jax.debug.inspect_array_sharding` put a key into the program, which identifies an object of
 this process: the address of a function, or a number. A worker does not have that object. Therefore this process keeps a
-callable for each key in the table of callables, and sends the keys and the callables' numbers in an option of the
+callable for each key in its `ClientChannel`, and sends the keys and the callables' numbers in an option of the
 compile request, which the proxy removes again. The program is not changed.
 
 The transformations of HLO modules that the user has registered with JAX (`jax.extend.xla`) work in the same way: JAX
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from atoll.client.jax_patches import compiling_thread
 from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
 from atoll.client.jax_patches.compiling_thread import CompilingThread, Decide, answering
-from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import invalid
@@ -63,13 +63,13 @@ def _serve(request: CompileRequest, compile_: Compile) -> Any:
     if not decisions:
         return compile_(request)
     thread = CompilingThread()
-    numbers = TABLE.add(request.backend, [answering(thread, decide) for decide in decisions.values()])
+    numbers = CLIENT_CHANNEL.add(request.backend, [answering(thread, decide) for decide in decisions.values()])
     keys = ",".join(key.hex() for key in decisions)
     announced = request.with_option(COMPILE_CALLS_OPTION, f"{numbers[0]}:{keys}")
     try:
         return thread.compile(lambda: compile_(announced))
     except BaseException:
-        TABLE.remove(numbers)
+        CLIENT_CHANNEL.remove(numbers)
         raise
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.client.plugin_programs import client_of, is_atoll
@@ -35,13 +35,13 @@ def request_contents(array: Any) -> ArrivingContents | None:
     devices = array.sharding._device_assignment
     if _is_on_several_hosts(array):
         return None  # each host sends only its own shards
-    losses = TABLE.reads.losses
-    if not TABLE.receives_from(devices[0].client):
+    losses = CLIENT_CHANNEL.reads.losses
+    if not CLIENT_CHANNEL.receives_from(devices[0].client):
         return None
     if array.nbytes >= LEAST_BYTES:
-        TABLE.sends_to(devices[0])  # asks for a direct channel if necessary
+        CLIENT_CHANNEL.sends_to(devices[0])  # asks for a direct channel if necessary
     try:
-        requested = TABLE.reads.start(array, devices, array.nbytes, losses)
+        requested = CLIENT_CHANNEL.reads.start(array, devices, array.nbytes, losses)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
     setattr(array, _REQUESTED, requested)

@@ -1,7 +1,7 @@
 """Lets programs on a cluster call back into the user's Python.
 
 JAX passes a program's callables to the compiler, but jaxlib's IFRT proxy client refuses to send them. The patch removes
-them from the compile request, keeps them in this process under numbers (`client/jax_patches/callback_table.py`), and
+them from the compile request, keeps them in this process under numbers (`client/jax_patches/client_channel.py`), and
 sends the numbers in an option of the request, which the proxy removes again.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.client.interruptible_wait import wait_interruptibly
 from atoll.client.jax_patches.callback_buffers import on_arrays
-from atoll.client.jax_patches.callback_table import CallbackTable
+from atoll.client.jax_patches.client_channel import ClientChannel
 from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
@@ -32,7 +32,7 @@ from atoll.host_services.calls.callback_operations import (
 from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
 from atoll.protocol.messages import HostChannels
 
-TABLE = CallbackTable(submit)
+CLIENT_CHANNEL = ClientChannel(submit)
 _WITH_BUFFERS = "jax._src.buffer_callback"
 
 
@@ -44,7 +44,7 @@ def _number(request: CompileRequest, compile_: Compile) -> Any:
     callbacks = _on_arrays(request.module, request.host_callbacks)
     if backend.platform == "cpu" and len(request.devices) == 1:
         callbacks = [caller.bind(each) for each in callbacks]
-    numbers = TABLE.add(backend, callbacks)
+    numbers = CLIENT_CHANNEL.add(backend, callbacks)
     numbered = replace(request, host_callbacks=[]).with_option(CALLBACKS_OPTION, f"{numbers[0]}+{len(numbers)}")
     channels = [each.channels for each in request.host_callbacks if isinstance(each, SendAndReceive)]
     if channels:
@@ -52,7 +52,7 @@ def _number(request: CompileRequest, compile_: Compile) -> Any:
     try:
         executable = compile_(numbered)
     except BaseException:
-        TABLE.remove(numbers)
+        CLIENT_CHANNEL.remove(numbers)
         raise
     _callers[id(executable)] = caller
     return executable

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 from atoll.client.jax_patches.host_writes import made_first_by, whole_array
 from atoll.client.jax_patches.patch import Patch
 from atoll.client.plugin_programs import is_atoll
@@ -69,7 +69,7 @@ def _make(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], c
         handlers = [internals.result_handler(aval, sharding, committed)]
     try:
         made = [
-            TABLE.writes.start(x, [device]).consume_with_handlers([handler])[0]
+            CLIENT_CHANNEL.writes.start(x, [device]).consume_with_handlers([handler])[0]
             for x, device, handler in zip(xs, devices, handlers, strict=True)
         ]
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
@@ -85,7 +85,7 @@ def _can_send(aval: Any, sharding: Any, devices: Sequence[Any]) -> bool:
         return False
     if sharding.memory_kind not in (None, devices[0].default_memory().kind):
         return False
-    return internals.has_numpy_contents(aval.dtype) and all([TABLE.sends_to(device) for device in devices])
+    return internals.has_numpy_contents(aval.dtype) and all([CLIENT_CHANNEL.sends_to(device) for device in devices])
 
 
 def _make_joined(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
@@ -102,12 +102,12 @@ def _make_joined(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[
     if found is None:
         return None
     whole, tiling = np.asarray(found[0]), found[1]
-    if not TABLE.writes.is_frequent(whole, devices, tiling):
+    if not CLIENT_CHANNEL.writes.is_frequent(whole, devices, tiling):
         return None
     try:
         # The script may change its own array, and `whole_array` has copied those that are divided.
         contents = np.array(whole, order="C") if tiling is REPLICATED else whole
-        results = TABLE.writes.start(contents, devices, tiling)
+        results = CLIENT_CHANNEL.writes.start(contents, devices, tiling)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
     return results.consume_with_handlers([internals.result_handler(aval, sharding, committed)])[0]

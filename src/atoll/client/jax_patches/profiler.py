@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.client.jax_patches.callback_table import CallbackTable
-from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.client_channel import ClientChannel
+from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll
 from atoll.decodable import decodable
@@ -44,7 +44,12 @@ def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
 
         hosts = {(device.slice_index, device.host) for device in client.devices()}
         return _ClusterProfilerSession(
-            _recording(*arguments), lambda: session_class(*arguments), ask_hosts, TABLE, client, joins=len(hosts) == 1
+            _recording(*arguments),
+            lambda: session_class(*arguments),
+            ask_hosts,
+            CLIENT_CHANNEL,
+            client,
+            joins=len(hosts) == 1,
         )
 
     return ProfilerSession
@@ -87,8 +92,8 @@ class _ClusterProfilerSession:
     """A session of jaxlib's profiler in this process, created by `make`, and one on each host.
 
     `ask` sends a request to all hosts through the proxy; its exceptions pass through the constructor. The hosts' files
-    arrive as calls of a callable in the client's `table`. If `joins` is set, for a single host, the host's profile
-    becomes part of this process's file.
+    arrive on `channel` as calls of a callable. If `joins` is set, for a single host, the host's profile becomes part of
+    this process's file.
     """
 
     def __init__(
@@ -96,12 +101,12 @@ class _ClusterProfilerSession:
         recording: profiles.Recording,
         make: Callable[[], Any],
         ask: Callable[[profiles.Request], MissingHosts],
-        table: CallbackTable,
+        channel: ClientChannel,
         client: Any,
         joins: bool = False,
     ) -> None:
         self._ask = ask
-        self._table = table
+        self._channel = channel
         self._client = client
         self._joins = joins
         _report(ask(profiles.Start(recording)))
@@ -146,11 +151,11 @@ class _ClusterProfilerSession:
             run = _latest_run(directory)
             own = list(run.glob(_FILES))
             files = _Files(run)
-            numbers = self._table.add(self._client, [files.take])
+            numbers = self._channel.add(self._client, [files.take])
             try:
                 _report(self._ask(profiles.Collect(callback=numbers[0])))
             finally:
-                self._table.remove(numbers)
+                self._channel.remove(numbers)
             if self._joins and len(own) == 1:
                 _join(own[0], [each for each in run.glob(_FILES) if each not in own])
 

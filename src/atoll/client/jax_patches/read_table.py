@@ -1,4 +1,4 @@
-"""Reads of arrays whose contents hosts send to this process, on the channel for calls.
+"""Reads of arrays whose contents hosts send to this process, on its channels.
 
 jaxlib's client receives contents in messages of gRPC, and copies them several times. A host and this process share
 memory, or a connection on which bytes need no further copy.
@@ -65,7 +65,11 @@ class ArrivingContents:
         return self._ended.is_set() and not self.is_complete
 
     def wait(self) -> Bytes | None:
-        """Return the contents once all have arrived, or None if they do not arrive, for example in a forked child."""
+        """Return the contents once all have arrived, or None if they do not arrive, for example in a forked child.
+
+        There is no deadline, because a computation may take any time. `ReadTable.fail` ends the wait if the proxy sends
+        `Unread`, or if a channel is lost.
+        """
         if not self.is_complete and self._process == os.getpid():
             self._ended.wait()
         return self._buffer if self.is_complete else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from atoll.client.client_caches import client_cache
-from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
 from atoll.client.jax_patches.host_writes import made_first_by, whole_array
 from atoll.client.jax_patches.patch import Patch
 from atoll.client.plugin_programs import is_atoll
@@ -31,13 +31,13 @@ def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any],
         return None
     if sharding.memory_kind not in (None, devices[0].default_memory().kind):
         return None
-    if not internals.has_numpy_contents(aval.dtype) or not TABLE.has_slots(devices[0].client):
+    if not internals.has_numpy_contents(aval.dtype) or not CLIENT_CHANNEL.has_slots(devices[0].client):
         return None
     whole = whole_array(aval, sharding, xs, devices, SLOT_BYTES)
     if whole is None:
         return None
     try:
-        results = TABLE.small_writes.start(whole[0], devices, whole[1])
+        results = CLIENT_CHANNEL.small_writes.start(whole[0], devices, whole[1])
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
     return None if results is None else results.consume_with_handlers([_handler(aval, sharding, committed)])[0]

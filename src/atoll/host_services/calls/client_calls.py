@@ -76,10 +76,11 @@ class ClientError(Exception):
 
 
 class Calls:
-    """The calls of one host. Thread-safe.
+    """The calls of one host into clients' Python, and the notices of clients on the same channels. Thread-safe.
 
     `channel_of(session)` returns the channel to the session's proxy, or raises StatusError. The data port passes the
-    answers to `answered` (see `peers.data_port.Answers`). `receive` is as in `DirectChannels`.
+    answers and notices to `answered` (see `peers.data_port.Answers`). A notice requests a small array, or a channel
+    that bypasses the proxy. `receive` is as in `DirectChannels`.
 
     `read(session, feed, handle, otherwise)` sends the contents of an array of the session to its client, and returns
     whether that is possible. If the array is not ready, they are sent later, or `otherwise` is called on any thread.
@@ -204,7 +205,10 @@ class Calls:
         return False
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
-        """Handle a piece that has arrived. Pieces that answer no call are dropped, because clients are not trusted."""
+        """Handle a piece that has arrived: the answer to a call, or a notice.
+
+        All other pieces are dropped, because clients are not trusted.
+        """
         slot = self._forget(session, feed)
         if slot is None:
             try:

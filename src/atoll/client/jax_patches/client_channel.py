@@ -1,8 +1,13 @@
-"""The client's table of callables, which programs on Atoll call.
+"""The client's data channel to its proxy, and its channels to hosts: calls of callables, reads and writes of arrays.
 
-A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`). Workers' calls arrive
-on a data channel from the proxy, which one thread reads. Each call runs on a separate thread, because callbacks may
-wait for each other and may use JAX on Atoll.
+- **Calls.** A program is compiled with the numbers of its callables (`client/jax_patches/host_callbacks.py`). One
+  thread reads the workers' calls. Each call runs on a separate thread, because callbacks may wait for each other and
+  may use JAX on Atoll.
+- **Reads.** Contents of arrays arrive for `read_table`.
+- **Writes.** The proxy asks for the contents of large arrays, which `write_table` sends. Small ones are put into slots
+  of memory that the proxy and this process share (`small_write_table`).
+
+A host on this machine opens a channel to this process through the proxy. This process opens those to other hosts.
 """
 
 from __future__ import annotations
@@ -77,8 +82,8 @@ _ASK_SECONDS = 10.0
 _OURS = str(Path(__file__).parents[2])  # all of atoll
 
 
-class CallbackTable:
-    """Callables by number, and the channel on which calls arrive. Thread-safe.
+class ClientChannel:
+    """The channels of this process, and what uses them: callables by number, reads and writes. Thread-safe.
 
     `submit(client, payload)` sends a plugin program to the client's proxy and returns the proxy's answer.
     """

@@ -1,4 +1,4 @@
-"""Tests of the table of callables: each call runs even if others block, and any result or exception is a reply."""
+"""Tests of the client's channel: each call runs even if others block, and any result or exception is a reply."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.client.jax_patches import callback_table as module
-from atoll.client.jax_patches.callback_table import CallbackTable
+from atoll.client.jax_patches import client_channel as module
+from atoll.client.jax_patches.client_channel import ClientChannel
 from atoll.errors import ConnectError
 from atoll.host_services.calls.call_messages import (
     GREETING,
@@ -68,10 +68,10 @@ class Channel:
 
 
 def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) -> tuple[Any, list[bytes]]:
-    """Return a table's reply to a call of `callback` with these arrays, where None represents a token."""
-    table, channel = CallbackTable(lambda client, payload: None), Channel()
+    """Return a client_channel's reply to a call of `callback` with these arrays, where None represents a token."""
+    client_channel, channel = ClientChannel(lambda client, payload: None), Channel()
     if callback is not None:
-        table._callbacks[5] = callback
+        client_channel._callbacks[5] = callback
     types = tuple(
         ArrayType("", (), 0) if each is None else ArrayType(each.dtype.name, each.shape, each.nbytes)
         for each in arguments
@@ -79,7 +79,7 @@ def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) 
     parts = encode(Call(5, types), [b"" if each is None else each.reshape(-1).view(np.uint8) for each in arguments])
     content = b"".join(bytes(part) for part in parts)
     call, offsets = decode(content)
-    table._call(channel, FEED, call, content, offsets, lambda: given_back is not None and given_back.append(1))  # type: ignore[arg-type]
+    client_channel._call(channel, FEED, call, content, offsets, lambda: given_back is not None and given_back.append(1))  # type: ignore[arg-type]
     ((feed, message, results),) = channel.sent
     assert feed == FEED
     return message, results
@@ -122,7 +122,7 @@ def test_what_a_callable_raises_is_sent_with_the_users_frames_alone():
     assert message.text.startswith("Traceback (most recent call last):\n")
     assert "in stumbles" in message.text
     assert message.text.endswith("SystemExit: mine")
-    assert "atoll/client/jax_patches/callback_table.py" not in message.text
+    assert "atoll/client/jax_patches/client_channel.py" not in message.text
 
 
 def test_frames_of_a_directory_whose_name_begins_with_that_of_the_package_are_the_users():
@@ -152,13 +152,13 @@ def test_a_proxy_on_all_addresses_is_called_back_from_where_it_was_dialled() -> 
     listener = Listener(Address(host="127.0.0.2"), serve, lambda: None)
     where = CallbackAddress(f"0.0.0.0:{listener.address.port}", 11, "secret")
     loaded = SimpleNamespace(fingerprint=msgspec.json.encode(where))
-    table = CallbackTable(lambda client, payload: loaded)
-    table.proxy = Address(host="127.0.0.2", port=1)
+    client_channel = ClientChannel(lambda client, payload: loaded)
+    client_channel.proxy = Address(host="127.0.0.2", port=1)
     try:
-        table.add(None, [lambda: ()])
+        client_channel.add(None, [lambda: ()])
         assert [(each.session, each.secret) for each in opened] == [(11, "secret")]
     finally:
-        table.clear_cache()
+        client_channel.clear_cache()
         listener.close()
 
 
@@ -166,11 +166,11 @@ def test_a_proxy_that_does_not_greet_takes_no_callables() -> None:
     listener = Listener(Address(host="127.0.0.1"), lambda channel: None, lambda: None)
     where = CallbackAddress(str(listener.address), 11, "secret")
     loaded = SimpleNamespace(fingerprint=msgspec.json.encode(where))
-    table = CallbackTable(lambda client, payload: loaded)
+    client_channel = ClientChannel(lambda client, payload: loaded)
     try:
         with pytest.raises(ConnectError, match="did not answer on a connection for callbacks"):
-            table.add(None, [lambda: ()])
-        assert not len(table)
+            client_channel.add(None, [lambda: ()])
+        assert not len(client_channel)
     finally:
         listener.close()
 
@@ -187,7 +187,7 @@ class FarHost:
         self.to_client: DataChannel | None = None
         self._proxy = Listener(Address(path=str(directory / "proxy")), self._serve, lambda: None)
         where = CallbackAddress(str(self._proxy.address), 11, "secret")
-        self.table = CallbackTable(lambda client, payload: self._submit(payload, where))
+        self.client_channel = ClientChannel(lambda client, payload: self._submit(payload, where))
 
     def _submit(self, payload: bytes, where: CallbackAddress) -> Any:
         return SimpleNamespace(fingerprint=msgspec.json.encode(where), execute_sharded=lambda arguments: None)
@@ -216,17 +216,17 @@ class FarHost:
     def let_dial(self) -> DataChannel:
         """Make the client connect, and return its channel when it is open."""
         self.notify(self.dial(3))
-        until(lambda: 3 in self.table._direct.values() and 5 in self.port._scripts)
-        (channel,) = self.table._direct
+        until(lambda: 3 in self.client_channel._direct.values() and 5 in self.port._scripts)
+        (channel,) = self.client_channel._direct
         return channel
 
     def __enter__(self) -> FarHost:
-        assert self.table.receives_from(None)
+        assert self.client_channel.receives_from(None)
         until(lambda: self.to_client is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.table.clear_cache()
+        self.client_channel.clear_cache()
         self._proxy.close()
         self.port.close()
 
@@ -244,30 +244,30 @@ VALUES = np.arange(1 << 20, dtype=np.uint8)
 def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
     channel = far.let_dial()
     far.notify(Dial(3, str(far.port.address), 5, "of a channel that is open", 10.0))
-    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
     assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
-    assert list(far.table._direct) == [channel]
+    assert list(far.client_channel._direct) == [channel]
 
 
 def test_a_proxy_learns_of_contents_that_arrive_after_its_channel_was_replaced(far: FarHost) -> None:
     channel, before = far.let_dial(), far.to_client
     assert before is not None
     before.shut_down()
-    until(lambda: far.table._channel is not None and far.table._channel.is_closed)
-    far.table.add(None, [lambda: ()])  # opens another channel
+    until(lambda: far.client_channel._channel is not None and far.client_channel._channel.is_closed)
+    far.client_channel.add(None, [lambda: ()])  # opens another channel
     until(lambda: far.to_client is not before)
-    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
     assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
-    assert list(far.table._direct) == [channel]
+    assert list(far.client_channel._direct) == [channel]
 
 
 def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
     far.let_dial()
-    far.table.writes.start(VALUES, [DEVICE])
+    far.client_channel.writes.start(VALUES, [DEVICE])
     far.notify(Wanted(first_feed(0), 77, 3))
     assert far.told.get(timeout=SECONDS) == Landed(first_feed(0))
     assert far.arrived.get(timeout=SECONDS) == (5, 77)
@@ -279,13 +279,13 @@ def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
 ) -> None:
     monkeypatch.setattr(module, "_ASK_SECONDS", 0.0)
     channel = far.let_dial()
-    assert far.table.sends_to(DEVICE)
-    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    assert far.client_channel.sends_to(DEVICE)
+    contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     channel.shut_down()
     assert contents.wait() is None
-    until(lambda: not far.table._dialed and 5 not in far.port._scripts)
+    until(lambda: not far.client_channel._dialed and 5 not in far.port._scripts)
     assert far.told.empty()
-    assert not far.table.sends_to(DEVICE)
+    assert not far.client_channel.sends_to(DEVICE)
     assert far.told.get(timeout=SECONDS) == DirectWanted()
     far.let_dial()
 
@@ -293,14 +293,14 @@ def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
 def test_a_call_for_which_no_thread_can_start_is_answered_and_the_channel_stays(
     far: FarHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (number,) = far.table.add(None, [lambda: ()])
+    (number,) = far.client_channel.add(None, [lambda: ()])
 
     def refuse(call: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
     assert far.to_client is not None
     with monkeypatch.context() as patch:
-        patch.setattr(far.table._threads, "run", refuse)
+        patch.setattr(far.client_channel._threads, "run", refuse)
         far.to_client.send(0, first_call(4) + 1, encode(Call(number, ())))
         answered = far.told.get(timeout=SECONDS)
     assert answered == Raised("no thread can call the function: can't start new thread")
@@ -315,30 +315,30 @@ def test_channels_for_which_no_thread_can_start_are_closed_and_the_proxy_stays(
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     ours, theirs = socket.socketpair()
-    before = dict(far.table._direct)
+    before = dict(far.client_channel._direct)
     assert far.to_client is not None
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        far.table._take_direct(ours, 4)
-        far.table._start_dialing(far.dial(5), far.table._channel)  # type: ignore[arg-type]
+        far.client_channel._take_direct(ours, 4)
+        far.client_channel._start_dialing(far.dial(5), far.client_channel._channel)  # type: ignore[arg-type]
     with theirs:
         assert theirs.recv(1) == b""
-    assert far.table._direct == before
-    assert 5 not in far.table._dialed
+    assert far.client_channel._direct == before
+    assert 5 not in far.client_channel._dialed
 
 
 def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
     dialed: list[int] = []
-    monkeypatch.setattr(far.table, "_dial", lambda dial, proxy: dialed.append(dial.host))
+    monkeypatch.setattr(far.client_channel, "_dial", lambda dial, proxy: dialed.append(dial.host))
     ours, theirs = socket.socketpair()
     host = DataChannel(theirs)
     receiver = Receiver(host)
     try:
-        far.table._take_direct(ours, 4)
+        far.client_channel._take_direct(ours, 4)
         assert far.to_client is not None
         # The proxy forwards the contents of calls, which have the host's numbers.
         for number, (channel, feed) in enumerate(((host, first_call(0)), (far.to_client, first_call(4) + 1))):
-            read = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+            read = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
             channel.send(0, feed, encode(far.dial(4)))
             channel.send(0, first_call(0), encode(Unread((first_feed(0) + number,))))
             assert read.wait() is None
@@ -351,10 +351,10 @@ def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.Mon
 def test_what_a_host_sends_as_a_call_is_no_notice(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[Any] = []
     for owner, name in (
-        (far.table, "remove"),
-        (far.table.reads, "fail"),
-        (far.table.writes, "send"),
-        (far.table.writes, "written"),
+        (far.client_channel, "remove"),
+        (far.client_channel.reads, "fail"),
+        (far.client_channel.writes, "send"),
+        (far.client_channel.writes, "written"),
     ):
         monkeypatch.setattr(owner, name, lambda first, *_: acted.append(first))
     assert far.to_client is not None
