@@ -11,6 +11,8 @@ WORKERS ?= 4
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.13:0.12.0.1
 # The tests of everything that touches JAX.
 MATRIX_TESTS := tests/client tests/pipelines tests/session tests/ifrt tests/worker tests/end_to_end
+# The modules that write pages from the code. That of licenses is left out, because it reads what is installed.
+GENERATED_PAGES = $(filter-out licenses_page,$(patsubst docs/%.py,%,$(wildcard docs/*_page.py)))
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
 ARGS ?=
 
@@ -18,7 +20,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test full quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
+.PHONY: help demo test full quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check pages docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +90,9 @@ check: $(VENV)/.test  ## Check style, types, and rules of the sources: layers, n
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py tests/test_late_binding.py tests/test_handlers.py \
 	  tests/test_retries.py tests/test_decodable.py tests/test_atomic_files.py tests/test_text_logic.py
 	$(BIN)/python -m tests.sizes
+
+pages: $(VENV)/.test  ## Write the pages of docs/reference that are generated from the code
+	for each in $(GENERATED_PAGES); do $(BIN)/python -m docs.$$each || exit; done
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
 	$(BIN)/python docs/pictures/draw.py

@@ -19,7 +19,7 @@ GENERATORS = sorted(path.stem for path in (ROOT / "docs").glob("*_page.py") if p
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_generated_page_is_the_one_that_the_code_gives(name: str) -> None:
     module = importlib.import_module(f"docs.{name}")
-    assert module.PAGE.read_text() == module.page(), f"run `python -m docs.{name}`"
+    assert module.PAGE.read_text() == module.page(), f"run `make pages`, or `python -m docs.{name}` for this one"
 
 
 def test_each_field_of_the_status_report_has_a_meaning() -> None:

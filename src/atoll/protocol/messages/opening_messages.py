@@ -9,8 +9,8 @@ from atoll.cluster.virtual_devices import DeviceInfo as DeviceInfo
 from atoll.cluster.virtual_devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
 
-# Version of the protocol. Increase it if the meaning of a message changes; processes with different versions refuse to
-# work together.
+# Version of the protocol. Increase it, once per release, if there is a message that processes of the last release do
+# not know, or if the meaning of a message changes. Processes with different versions refuse to work together.
 PROTOCOL = 29
 
 
