@@ -2,7 +2,7 @@
 
 No I/O, no clock and no randomness: `handle` is the only entry, and decisions leave as actions with the number of the
 event that caused them. A program is registered once, and lowered to one plan per host. A launch adds its gangs to the
-queues of their islands. Dispatch sends one message per host. On completion, results become ready, memory is freed, and
+lines of their islands. Dispatch sends one message per host. On completion, results become ready, memory is freed, and
 the client's credits return.
 """
 

@@ -1,6 +1,8 @@
 """The supervisor of a cluster's engine process, which runs its controller and its islands.
 
-The controller decides to restart, add or end islands. The supervisor does that, and reports the ends of workers.
+If a worker ends, `IslandProcesses` restarts its island without a decision of the controller, and the supervisor reports
+the end. The controller decides to add or end islands, and to restart an island whose workers still run, for example
+after a hang. The supervisor does that.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Each dispatch unit of a launch, usually one node, becomes a queued node, with on
 queued nodes of a session wait in lines, one line per island. A queued node is *ready* if it is at the head of all of
 its lines and lacks nothing. When an island is not full, its policy (`launch.policy`) chooses a ready node, and the
 scheduler *commits* it if there is memory for it. The gangs of the node then get their positions in the orders of all of
-its islands, including islands that are full. So the controller sends the gangs of all islands in one total order, the
-order of commitment. A host may run another session's unit before one that is blocked: see `worker.plan_executor`. If a
-gang awaits data from a gang on another island, that gang is earlier in this order, so no two gangs wait for each other.
+its islands, including islands that are full. So there is one total order, the order of commitment, and the controller
+sends the gangs of each island in an order that is a part of it. A host may run another session's unit before one that
+is blocked: see `worker.plan_executor`. If a gang awaits data from a gang on another island, that gang is earlier in
+this order, so no two gangs wait for each other.
 
 Work in flight is bounded per host. An island starts gangs until those in flight keep a host busy for `BUSY_NS`, and at
 most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,

@@ -327,7 +327,7 @@ class DataPort:
     # ---- sending
 
     def to_proxy(self, session: int) -> DataChannel:
-        """Return the channel to a session's proxy, after waiting a few seconds for it to open.
+        """Return the channel to a session's proxy, after waiting up to `OPEN_SECONDS` for it to open.
 
         Raise StatusError if the proxy opens none, or if the session has ended.
         """

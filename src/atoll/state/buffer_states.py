@@ -24,13 +24,15 @@ class BufferState(enum.IntEnum):
 _S = BufferState
 
 # The states that may follow each state. The comments name the methods of `Entry` and `Directory` that cause the
-# changes.
+# changes. `Directory.make_ready` and `lose_all` assign the state without `Entry.enter`, because a call per buffer is
+# too slow for launches with many results and for 10^5 lost buffers. They check the state that they replace.
 TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
-    # `Directory.fail`; `Entry.settle` at the end of the launch; `spill` if its migration gives up
+    # `Directory.fail`; `Directory.make_ready` or `Entry.settle` at the end of the launch; `spill` if its migration
+    # gives up
     _S.PENDING: frozenset({_S.DOOMED, _S.READY, _S.FAILED, _S.SPILLED}),
     # `Entry.settle` when the last gang of the launch has ended
     _S.DOOMED: frozenset({_S.FAILED, _S.SPILLED}),
-    # `Entry.spill`; `Entry.lose` if its island fails (`controller.islands.island_recovery`)
+    # `Entry.spill`; `Directory.lose_all` if its island fails (`controller.islands.island_recovery`)
     _S.READY: frozenset({_S.SPILLED, _S.FAILED}),
     # `Entry.restore`; `Entry.lose` if the host with its contents fails (`migration.array_spiller`)
     _S.SPILLED: frozenset({_S.PENDING, _S.FAILED}),

@@ -2,9 +2,9 @@
 
 The usual way of a gang, and that of a gang that stands for a delegated run:
 
-    NEW ──> READY <──> WAITING          READY ──> COMMITTED ──> RUNNING ──> DONE or FAILED
-     └──> DEFERRED ──> WAITING or READY               └──> HELD ──> GRANTED ──> DONE or FAILED
-                                                                        └──> REVOKED ──> DONE or FAILED
+    NEW ──> READY or WAITING            READY ──> COMMITTED ──> RUNNING ──> DONE or FAILED
+     └──> DEFERRED ──> READY or WAITING               └──> HELD ──> GRANTED ──> DONE or FAILED
+    READY <──> WAITING                                                  └──> REVOKED ──> DONE or FAILED
 
 All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
 may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` refuses all

@@ -1,4 +1,7 @@
-"""Runs the steps of plans on this host's devices. Only threads that read data wait for it.
+"""Runs the steps of plans on this host's devices. The thread that runs steps does not wait for data.
+
+Other threads do: those that read data, that wait for joint runs or for arrays of another world, and that run functions
+which call their client.
 
 All arguments are checked before they are passed to XLA, which ends the process if an argument is wrong.
 """

@@ -51,7 +51,9 @@ class _AtLoss(NamedTuple):
 
 
 class IslandRecovery:
-    """Decides that an island has failed, and restarts it.
+    """Decides that an island has failed, and that the engine has to restart one whose workers still run.
+
+    After the end of a worker, the engine restarts the island by itself (`engines.island_processes`).
 
     `pending_reason(island)` returns why the start of an island is delayed, and `departure_of(host)` why a host leaves.
     `broken` has the broken links between hosts, by island.
