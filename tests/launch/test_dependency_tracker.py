@@ -82,7 +82,7 @@ class Launches:
 
     def started(self) -> list[int]:
         found = []
-        while (gang := self.scheduler.next(0)) is not None:
+        while (gang := self.scheduler.start_next(0)) is not None:
             found.append(gang.node.number)
             self.scheduler.finished(gang)
         return found

@@ -82,7 +82,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64, la
                 scheduler.enqueue(node)
         scheduler.touched.clear()
         for island, place in enumerate(places):
-            while (gang := scheduler.next(island)) is not None:
+            while (gang := scheduler.start_next(island)) is not None:
                 took = int(gang.run.takes * rng.uniform(0.9, 1.1))
                 place.free_at = max(place.free_at, now) + took + launch_ns
                 heapq.heappush(ends, (place.free_at, gang.sequence, gang, took))

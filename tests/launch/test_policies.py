@@ -69,7 +69,7 @@ def launch(number: int, session: int, islands: tuple[int, ...] = (0,)) -> Queued
 
 def started(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
     found = []
-    while (gang := scheduler.next(island)) is not None:
+    while (gang := scheduler.start_next(island)) is not None:
         found.append(gang)
     return found
 

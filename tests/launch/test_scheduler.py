@@ -46,7 +46,7 @@ def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
 
 def gangs(scheduler: Scheduler[str], island: int = 0) -> list[Gang[str]]:
     found = []
-    while (gang := scheduler.next(island)) is not None:
+    while (gang := scheduler.start_next(island)) is not None:
         found.append(gang)
     return found
 
@@ -353,10 +353,10 @@ def test_a_removed_island_keeps_no_dropped_nodes():
 
 def test_statistics_count_waiting_gangs_gangs_in_flight_and_starts():
     scheduler = scheduler_with(launch(1), launch(2), launch(3, session=2, missing=1), window=8)
-    first = scheduler.next(0)
+    first = scheduler.start_next(0)
     assert first is not None
     scheduler.finished(first)
-    assert scheduler.next(0) is not None
+    assert scheduler.start_next(0) is not None
     stats = scheduler.statistics(0)
     assert (stats.waiting, stats.in_flight, stats.busy_ns, stats.started, stats.window) == (1, 1, UNKNOWN_NS, 2, 8)
 

@@ -298,7 +298,7 @@ class _Player:
         while self.scheduler.touched:
             for island in sorted(self.scheduler.touched):
                 self.scheduler.touched.discard(island)
-                while (gang := self.scheduler.next(island)) is not None:
+                while (gang := self.scheduler.start_next(island)) is not None:
                     self.flying.append(gang)
                     for each in gang.all_islands:
                         self.order[each].append(gang.node)

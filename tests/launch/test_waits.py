@@ -25,7 +25,7 @@ def waits(scheduler: Scheduler[str], island: int = 0) -> list[tuple[int, int, Re
 def test_nothing_waits_if_the_island_is_not_full():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.enqueue(node(1, 1))
-    assert scheduler.next(0) is not None
+    assert scheduler.start_next(0) is not None
     assert waits(scheduler) == []
 
 
@@ -33,8 +33,8 @@ def test_nodes_behind_a_full_window_wait_for_their_turn():
     scheduler: Scheduler[str] = Scheduler(1, 1)
     for number, session in enumerate((1, 1, 2, 2, 2), start=1):
         scheduler.enqueue(node(number, session))
-    assert scheduler.next(0) is not None
-    assert scheduler.next(0) is None
+    assert scheduler.start_next(0) is not None
+    assert scheduler.start_next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.ORDER), (2, 3, Reason.ORDER)]
     assert scheduler.waits()[0][1].first.run == "3 on 0"
 
@@ -42,7 +42,7 @@ def test_nodes_behind_a_full_window_wait_for_their_turn():
 def test_a_node_without_its_bytes_waits_for_bytes():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.enqueue(node(1, 1, missing=1))
-    assert scheduler.next(0) is None
+    assert scheduler.start_next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.BYTES)]
 
 
@@ -57,7 +57,7 @@ def test_a_node_waits_for_an_input_that_has_not_arrived():
         scheduler.arrived(waiting, kind)
         found += [reason for _, _, reason in waits(scheduler)]
     assert found == [Reason.PLAN, Reason.PLAN, Reason.BYTES, Reason.ORDER]
-    assert scheduler.next(0) is waiting.gangs[0]
+    assert scheduler.start_next(0) is waiting.gangs[0]
 
 
 def test_a_node_that_lacks_an_input_again_waits_for_it_until_it_has_arrived():
@@ -90,8 +90,8 @@ def test_a_gang_that_runs_alone_waits_until_nothing_runs_and_others_wait_for_it(
     scheduler.enqueue(node(1, 1))
     scheduler.enqueue(node(2, 1, exclusive=True))
     scheduler.enqueue(node(3, 2))
-    assert scheduler.next(0) is not None
-    while scheduler.next(0) is not None:
+    assert scheduler.start_next(0) is not None
+    while scheduler.start_next(0) is not None:
         pass
     assert {reason for _, _, reason in waits(scheduler)} == {Reason.ALONE}
 
@@ -128,7 +128,7 @@ def test_all_nodes_are_found_once():
     for number in range(10, 14):
         scheduler.enqueue(launch(number, session=number % 2, islands=(0, 1), joint=number > 11))
 
-    assert scheduler.next(0) is not None, "10 has its place on island 1, too"
+    assert scheduler.start_next(0) is not None, "10 has its place on island 1, too"
     assert [each.number for each in scheduler.all_nodes()] == [12, 11, 13, 1, 2, 10]
     assert sorted(each.node.number for each in scheduler.drop_session(1)) == [1, 2, 11, 13]
     assert {each.number for each in scheduler.all_nodes()} == {10, 12}

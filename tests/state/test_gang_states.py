@@ -41,7 +41,7 @@ def test_the_story_of_a_gang_names_each_state_with_its_time_and_reason():
     scheduler = Scheduler[str](1, 1)
     first, second = launch(1), launch(2, missing=1)
     scheduler.enqueue(first)
-    assert scheduler.next(0) is first.gangs[0]
+    assert scheduler.start_next(0) is first.gangs[0]
     scheduler.now = 1.0
     scheduler.enqueue(second)
     scheduler.now = 3.0
@@ -50,7 +50,7 @@ def test_the_story_of_a_gang_names_each_state_with_its_time_and_reason():
     assert [step.state for step in story(gang)][-1] is GangState.READY
     scheduler.now = 4.0
     scheduler.finished(first.gangs[0])
-    assert scheduler.next(0) is gang
+    assert scheduler.start_next(0) is gang
     assert story(gang) == [
         Step(0.0, GangState.READY, Reason.ORDER),
         Step(1.0, GangState.WAITING, Reason.BYTES),
@@ -73,13 +73,13 @@ def test_a_gang_of_a_dropped_node_is_dropped_unless_it_was_sent():
     scheduler = Scheduler[str](2, 1)
     node = launch(1, islands=(0, 1))
     scheduler.enqueue(node)
-    sent = scheduler.next(0)
+    sent = scheduler.start_next(0)
     assert sent is not None
     sent.enter(GangState.RUNNING)
     dropped = scheduler.drop(node)
     assert (dropped.gangs, dropped.were_committed) == ([node.gangs[1]], True)
     assert [gang.state for gang in node.gangs] == [GangState.RUNNING, GangState.DROPPED]
-    assert scheduler.next(1) is None
+    assert scheduler.start_next(1) is None
 
 
 def test_a_node_that_is_not_in_line_yet_can_be_dropped():

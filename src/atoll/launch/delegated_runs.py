@@ -150,7 +150,9 @@ class DelegatedRuns:
             return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
-        if any(self._scheduler.exclusive_for(each, session.number) < exclusive_after for each in program.islands):
+        if any(
+            self._scheduler.seconds_without_others(each, session.number) < exclusive_after for each in program.islands
+        ):
             return None
         known: DelegatedProgram | NotDelegated = program.delegated
         if known is NotDelegated.UNKNOWN:
@@ -209,7 +211,7 @@ class DelegatedRuns:
             not self._quarantine.suspects
             and session not in self._revocations
             and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
-            and not any(self._scheduler.exclusive_for(island, session) < 0 for island in run.gangs)
+            and not any(self._scheduler.seconds_without_others(island, session) < 0 for island in run.gangs)
             and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )

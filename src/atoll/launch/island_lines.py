@@ -119,9 +119,13 @@ class IslandLines(Generic[Payload]):
         if not weight:
             self.count_unbounded(1)
 
-    def are_full(self, groups: Sequence[CountGroup[int, HostWindow]], weight: int) -> bool:
-        """Return whether one of these groups of hosts is full for a gang of this weight."""
-        found = False
+    def claim(self, gang: Gang[Payload], hosts: tuple[int, ...]) -> Sequence[CountGroup[int, HostWindow]] | None:
+        """Return the loads of these hosts, where the first committed gang may `start` now, or None if it has to wait.
+
+        If it has to wait, nothing else takes the place that it needs: hosts that lack it are full from now on, and
+        nothing starts on the island of an exclusive gang until nothing is in flight.
+        """
+        groups, weight, found = self.loads_of(hosts), gang.weight, False
         for group in groups:
             load = group.count
             if load.full:
@@ -129,7 +133,12 @@ class IslandLines(Generic[Payload]):
             elif load.in_flight and load.in_flight + weight > self.window:
                 load.full = found = True  # for this gang; one that exceeds the window starts when nothing is in flight
                 self.full_hosts += len(group.keys)
-        return found
+        if found:
+            return None
+        if gang.exclusive and self.in_flight:
+            self.draining = True
+            return None
+        return groups
 
     def is_full(self, load: HostWindow) -> bool:
         """Return whether a host with this load is full."""

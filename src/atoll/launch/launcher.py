@@ -403,7 +403,7 @@ class Launcher:
         while touched:
             for island in sorted(touched):  # any order is correct, but the event log must replay
                 touched.discard(island)
-                while (gang := scheduler.next(island)) is not None:
+                while (gang := scheduler.start_next(island)) is not None:
                     self._start(gang)
         self._run_messages.forget_newest()
 

@@ -16,8 +16,8 @@ so that a new session gets device time within milliseconds, even between the nod
 Islands that only joint gangs use share their lines (`launch.island_lines`), so a joint gang costs little more for
 hundreds of islands than for one.
 
-Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` also changes the state: it
-commits nodes, and starts the gangs that it returns, in order. `touched` has the islands that may have a gang to start.
+Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `start_next` commits nodes, and starts
+the gangs that it returns, in order. `touched` has the islands that may have a gang to start.
 Whether an island works, and whether a session has its functions there, is not stored here: the scheduler asks the
 island's record. `island_leaves` reports that an island stops working or lacks functions, before anything else happens,
 and `offer_again` that it works again or has them.
@@ -137,9 +137,7 @@ class Scheduler(Generic[Payload]):
         """Add a node to its session's lines, which are ordered by age."""
         self._deferred.pop(node.number, None)
         for gang in node.gangs:
-            if not gang.islands and self._islands[gang.island].places:
-                self.island_leaves(gang.island)
-            for lines in self._joined(gang) if gang.islands else (self._islands[gang.island],):
+            for lines in self._join(gang):
                 by_session = lines.lines
                 line = by_session.get(node.session)
                 if line is None:
@@ -155,9 +153,13 @@ class Scheduler(Generic[Payload]):
                 line.insert(index, node)
         self._enter_line(node)
 
-    def _joined(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
-        """Return the lines that a joint gang is about to join."""
-        return [lines for lines, _ in self._lines.join(gang, self.touched)]
+    def _join(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
+        """Return the lines that a gang joins, after changing which islands share them if necessary."""
+        if gang.islands:
+            return [lines for lines, _ in self._lines.join(gang, self.touched)]
+        if self._islands[gang.island].places:
+            self.island_leaves(gang.island)
+        return (self._islands[gang.island],)
 
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
         """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
@@ -183,7 +185,7 @@ class Scheduler(Generic[Payload]):
         if node.gangs and node.gangs[0].state is GangState.READY:
             self._wait(node, reason)
 
-    def next(self, island: int) -> Gang[Payload] | None:
+    def start_next(self, island: int) -> Gang[Payload] | None:
         """Start the next gang, and return it. If none is committed, first commit the nodes that the policy chooses.
 
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
@@ -202,63 +204,53 @@ class Scheduler(Generic[Payload]):
                 continue
             gang = lines.committed[0]
             if gang.state is GangState.DROPPED:
-                self._charge_dropped(lines, lines.committed.popleft())
+                self._remove_dropped(lines)
                 continue
             if gang.islands:
-                is_blocked = gang.blocked_on >= 0 and self._islands[gang.blocked_on] is not lines
-                return gang if not is_blocked and self._start_joint(gang) else None
-            groups = lines.loads_of(gang.hosts)
-            if lines.are_full(groups, gang.weight):
+                return gang if self._try_start_joint(gang, lines) else None
+            loads = lines.claim(gang, gang.hosts)
+            if loads is None:
                 return None
-            if gang.exclusive and lines.in_flight:
-                lines.draining = True
-                return None
-            lines.start(gang, groups, self.now)
+            lines.start(gang, loads, self.now)
             return gang
         return None
 
-    def _start_joint(self, gang: Gang[Payload]) -> bool:
-        """Start a joint gang on all of its islands. Return False if one of them cannot start it now.
+    def _try_start_joint(self, gang: Gang[Payload], first: IslandLines[Payload]) -> bool:
+        """Start a joint gang, which is the first one on one of its islands, on all of them.
 
-        That island is touched before it can, and only then is the gang tried again.
+        Return False if one of them cannot start it now. That island is touched before it can, and only then is the gang
+        tried again.
         """
         span = self._lines.span(gang)
         if gang.blocked_on >= 0:
             blocked = self._islands[gang.blocked_on]
-            if any([self._loads_to_start(gang, lines, at) is None for lines, at in span if lines is blocked]):
+            if blocked is not first:
                 return False
-        found = []
+            for lines, at in span:  # first where it was blocked, since other islands may be hundreds
+                if lines is blocked and self._claim(gang, lines, at) is None:
+                    return False
+        claimed = []
         for lines, at in span:
-            loads = self._loads_to_start(gang, lines, at)
+            loads = self._claim(gang, lines, at)
             if loads is None:
                 gang.blocked_on = lines.record.number
                 return False
-            found.append(loads)
+            claimed.append(loads)
         gang.blocked_on = -1
-        for (lines, _), loads in zip(span, found, strict=True):
+        for (lines, _), loads in zip(span, claimed, strict=True):
             lines.start(gang, loads, self.now)
             self.touched.add(lines.record.number)
         return True
 
-    def _loads_to_start(
+    def _claim(
         self, gang: Gang[Payload], lines: IslandLines[Payload], at: int
     ) -> Sequence[CountGroup[int, HostWindow]] | None:
-        """Return the loads of a joint gang's hosts on an island, or None if the island cannot start it now.
-
-        The island is the one at this place among those of the gang.
-        """
-        committed = lines.committed
-        while committed[0].state is GangState.DROPPED:
-            self._charge_dropped(lines, committed.popleft())
-        if committed[0] is not gang or lines.draining or lines.record.state not in WORKING:
+        """Claim one of its islands for a joint gang: see `IslandLines.claim`. `at` is its place among the islands."""
+        while lines.committed[0].state is GangState.DROPPED:
+            self._remove_dropped(lines)
+        if lines.committed[0] is not gang or lines.draining or lines.record.state not in WORKING:
             return None
-        loads = lines.loads_of(gang.places[at])
-        if lines.are_full(loads, gang.weight):
-            return None
-        if gang.exclusive and lines.in_flight:
-            lines.draining = True
-            return None
-        return loads
+        return lines.claim(gang, gang.places[at])
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """Note that a started gang has left its island. Charge its session the device time, summed over devices.
@@ -289,8 +281,9 @@ class Scheduler(Generic[Payload]):
                 lines.draining = False
                 self.touched.add(lines.record.number)
 
-    def _charge_dropped(self, lines: IslandLines[Payload], gang: Gang[Payload]) -> None:
-        """Return to its session what a committed gang was charged on an island, because it was dropped."""
+    def _remove_dropped(self, lines: IslandLines[Payload]) -> None:
+        """Remove the first committed gang, which was dropped, and return to its session what it was charged."""
+        gang = lines.committed.popleft()
         if gang.charges is not None:
             gang.charged = gang.charges.get(lines.record.number, 0)
         lines.policy.charge(gang, 0)
@@ -341,7 +334,7 @@ class Scheduler(Generic[Payload]):
                 self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
             if gang.islands and were_committed:  # the gangs behind it may have waited for another island
-                self.touched.update([lines.record.number for lines, _ in self._lines.span(gang)])
+                self.touched.update([lines.record.number for lines in self._lines_on(gang)])
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
@@ -367,11 +360,8 @@ class Scheduler(Generic[Payload]):
             del delegated[session]
             self.offer_again(gang.island)
 
-    def exclusive_for(self, island: int, session: int) -> float:
-        """Return the seconds since another session used the island; -1 if another has queued nodes there.
-
-        Exclusive gangs do not matter here.
-        """
+    def seconds_without_others(self, island: int, session: int) -> float:
+        """Return the seconds since another session used the island; -1 if another has queued nodes there."""
         lines = self._islands[island]
         if lines.newest not in (0, session) or lines.others_wait(session):
             return -1
@@ -387,7 +377,12 @@ class Scheduler(Generic[Payload]):
     def _enter_line(self, node: QueuedNode[Payload]) -> None:
         """Make a node in line ready, or have it wait for what it lacks."""
         order = Reason.ORDER
-        reason = Reason.OWN if node.behind else node.lacks if node.missing > 0 else self._barrier(node)
+        if node.behind:
+            reason = Reason.OWN
+        elif node.missing > 0:
+            reason = node.lacks
+        else:
+            reason = self._barrier(node)
         if reason is not order:
             self._wait(node, reason)
             return
@@ -396,15 +391,15 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             if gang.state is not GangState.READY:
                 gang.enter(GangState.READY)
-            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+            for lines in self._lines_on(gang):
                 lines.policy.add(node)
                 if lines.delegated:
                     self.contended.update(session for session in lines.delegated if session != node.session)
                 self.touched.add(lines.record.number)
 
-    def _lines_of(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
-        """Return the lines that a joint gang has joined."""
-        return [lines for lines, _ in self._lines.span(gang)]
+    def _lines_on(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
+        """Return the lines of the islands of a gang that has joined them."""
+        return [lines for lines, _ in self._lines.span(gang)] if gang.islands else (self._islands[gang.island],)
 
     def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Have a node in line wait."""
@@ -424,7 +419,7 @@ class Scheduler(Generic[Payload]):
             if not lines.delegated and lines.record.state in WORKING and session not in lines.record.needs_recompile:
                 return Reason.ORDER
         for gang in gangs:
-            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+            for lines in self._lines_on(gang):
                 record = lines.record
                 is_away = record.state not in WORKING
                 if is_away or session in record.needs_recompile:
@@ -481,7 +476,7 @@ class Scheduler(Generic[Payload]):
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:
         """Remove a node from its lines. The nodes behind it move up."""
         for gang in node.gangs:
-            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+            for lines in self._lines_on(gang):
                 by_session = lines.lines
                 line = by_session.get(node.session)
                 if line is None:
@@ -600,9 +595,9 @@ class Scheduler(Generic[Payload]):
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
         ahead: Counter[QueuedNode[Payload]] = Counter()  # by node: in how many lines others are ahead of it
         self._lines.validate()
-        for island in self._lines.all():
-            assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in island.committed)
-            for line in island.lines.values():
+        for lines in self._lines.all():
+            assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in lines.committed)
+            for line in lines.lines.values():
                 assert all(before.age <= after.age for before, after in pairwise(line)), "lines are by age"
                 for index, node in enumerate(line):
                     ahead[node] += index > 0
@@ -624,7 +619,7 @@ class Scheduler(Generic[Payload]):
         for gang in in_flight:
             for each in gang.all_islands:
                 by_island.setdefault(each, []).append(gang)
-        for number, island in enumerate(self._islands):
+        for number, lines in enumerate(self._islands):
             gangs = by_island.get(number, [])
             loads: dict[int, list[int]] = {}
             for gang in gangs:
@@ -632,14 +627,14 @@ class Scheduler(Generic[Payload]):
                     load = loads.setdefault(host, [0, 0])
                     load[0] += gang.weight
                     load[1] += gang.estimate
-            counted = island.in_flight, island.busy_ns, island.unbounded
+            counted = lines.in_flight, lines.busy_ns, lines.unbounded
             weights = [gang.weight for gang in gangs]
             found = sum(weights), sum(gang.estimate for gang in gangs), weights.count(0)
             if counted != found:
                 what = "segments in flight, expected ns and unbounded gangs"
                 yield f"island {number} counts {counted} {what}, but has {found}"
-            for group in island.loads:
-                for host in island.places.get(number, ()) or group.keys:
+            for group in lines.loads:
+                for host in lines.places.get(number, ()) or group.keys:
                     counts, has = [group.count.in_flight, group.count.busy_ns], loads.get(host, [0, 0])
                     if counts != has:
                         yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
@@ -657,12 +652,12 @@ def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     return gangs[0] if len(gangs) == 1 else next(gang for gang in gangs if gang.is_on(island))
 
 
-def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
+def _reason(node: QueuedNode[Payload], lines: IslandLines[Payload]) -> Reason:
     """Return why the node, which is the first of its session, waits for the island."""
     if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
         return node.reason
-    if not island.record.works:
+    if not lines.record.works:
         return Reason.ISLAND
-    if node.session in island.record.needs_recompile:
+    if node.session in lines.record.needs_recompile:
         return Reason.FUNCTIONS
-    return Reason.ALONE if island.draining else Reason.ORDER
+    return Reason.ALONE if lines.draining else Reason.ORDER

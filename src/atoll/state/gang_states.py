@@ -49,8 +49,8 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     # `Scheduler.arrived`, `retry`, `offer_again`, `delegated_run_ended`; for nodes further back in line, the
     # commitment or the drop of the node ahead
     _S.WAITING: frozenset({_S.READY, _S.DROPPED}),
-    # `Scheduler.next` calls `_commit`. The node waits again if memory or its island is missing, if `lacks` was called,
-    # or if an older node of its session was put in line.
+    # `Scheduler.start_next` calls `_commit`. The node waits again if memory or its island is missing, if `lacks` was
+    # called, or if an older node of its session was put in line.
     _S.READY: frozenset({_S.WAITING, _S.COMMITTED, _S.DROPPED}),
     # `Launcher.start_ready`, by way of `_start` and, for delegated runs, `DelegatedRuns.start`
     _S.COMMITTED: frozenset({_S.RUNNING, _S.HELD, _S.DROPPED}),
