@@ -72,7 +72,7 @@ class Watchdog:
         self._history = state.history
         self._outbox = state.outbox
         self._decisions = state.decisions
-        self._launcher = launcher
+        self._in_flight, self._scheduler = launcher.in_flight, launcher.scheduler
         self._compilation = compilation
         self._queries = queries
         self._names = names
@@ -111,7 +111,7 @@ class Watchdog:
         """
         behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
         foremost: dict[int, list[Gang[GangRun]]] = {}
-        gangs = self._launcher.in_flight
+        gangs = self._in_flight
         for gang, ahead in self._with_foremost():
             if ahead is None:
                 for island in gang.run.islands_left:
@@ -165,13 +165,13 @@ class Watchdog:
         """Yield the gangs that wait for no other gang on their hosts, since all others wait for these."""
         if self._decisions.watches_beside_python:
             return (gang for gang, ahead in self._with_foremost() if ahead is None)
-        return foremost_gangs(self._launcher.in_flight.values())
+        return foremost_gangs(self._in_flight.values())
 
     def _with_foremost(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
-        return with_foremost(self._launcher.in_flight.values(), self._resources.topology.shapes)
+        return with_foremost(self._in_flight.values(), self._resources.topology.shapes)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
-        for island, waits in self._launcher.scheduler.waits().items():
+        for island, waits in self._scheduler.waits().items():
             for wait in waits:
                 missing = _MISSING.get(wait.reason)
                 if missing is not None:

@@ -20,11 +20,13 @@ Pure. Invariant: a launch of such a node keeps its arrays and programs alive unt
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
+from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.dependency_tracker import DependencyTracker
+from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
@@ -33,8 +35,19 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
-if TYPE_CHECKING:
-    from atoll.launch.launcher import Launcher
+
+class PartLaunches(Protocol):
+    """Launches the parts of control flow nodes: `Launcher`."""
+
+    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
+        """Launch a part of a control flow node, whose arguments exist or have a dependency."""
+        ...
+
+    def return_credits_of_launch(self, session: Session, credits: int) -> None:
+        """Return the credits of a client's launch that has ended."""
+
+    def drop_if_idle(self, program: RegisteredProgram) -> None:
+        """Drop a released program if no gang waits that needs it."""
 
 
 class ControlFlowRuns:
@@ -43,15 +56,17 @@ class ControlFlowRuns:
     def __init__(
         self,
         shared: SharedState,
-        launcher: Launcher,
         dependencies: DependencyTracker[GangRun],
+        buffers: BufferReleases,
+        builder: LaunchBuilder,
+        launches: PartLaunches,
     ) -> None:
         self._sessions = shared.sessions
         self._resources = shared.resources
         self._quarantine = shared.quarantine
         self._dependencies = dependencies
-        self._launcher = launcher
-        self._buffers, self._builder = launcher.buffers, launcher.builder
+        self._buffers, self._builder = buffers, builder
+        self._launches = launches
         self._next_handle = LOOP_HANDLES.start  # of an array that a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by host and gang of the report
         self._ended: dict[tuple[int, int], None] = {}  # keys of `_awaited` whose gang has ended
@@ -173,7 +188,7 @@ class ControlFlowRuns:
             self._fail(session, whole, problem)
             return
         message = m.Launch(0, arguments, results, (), whole.traceback_id, 0)
-        launch = self._launcher.launch_part(whole, program, message)
+        launch = self._launches.launch_part(whole, program, message)
         for handle in results:
             session.directory.entries[handle].uses += 1
         (reporter,) = [gang for node in launch.nodes for gang in node.gangs if gang.run.spec.kind == "report"]
@@ -190,7 +205,7 @@ class ControlFlowRuns:
             self._fail(session, whole, problem)
             return
         message = m.Launch(0, arguments, whole.results, (), whole.traceback_id, whole.credits)
-        launch = self._launcher.launch_part(whole, program, message)
+        launch = self._launches.launch_part(whole, program, message)
         self._over(whole)
         self._drop_arrays(session, whole)
         self._dependencies.decided(whole.dependency, launch.nodes)
@@ -210,14 +225,14 @@ class ControlFlowRuns:
             self._buffers.settle(session, handle, status)
         self._drop_arrays(session, whole)
         self._dependencies.resolve(whole.dependency)
-        self._launcher.return_credits_of_launch(session, whole.credits)
+        self._launches.return_credits_of_launch(session, whole.credits)
 
     def _over(self, whole: ControlFlowRun) -> None:
         self._awaited.pop(whole.awaited, None)
         self._ended.pop(whole.awaited, None)
         for program in whole.parts:
             program.waiting -= 1
-            self._launcher.drop_if_idle(program)
+            self._launches.drop_if_idle(program)
 
     def _drop_arrays(self, session: Session, whole: ControlFlowRun) -> None:
         """Drop the uses of the arrays that the launch has kept alive."""

@@ -21,10 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atoll.errors import Status, invalid
+from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_programs import delegated_program
+from atoll.launch.gang_charges import GangCharges
+from atoll.launch.large_plans import LargePlans
+from atoll.launch.launch_builder import LaunchBuilder
+from atoll.launch.reservations import Reservations
+from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
@@ -35,9 +41,6 @@ from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Launch, Session
-
-if TYPE_CHECKING:
-    from atoll.launch.launcher import Launcher
 
 # Calls that may be in flight on a host, with memory: as many as if long gangs were dispatched one by one, and for short
 # gangs as many as keep the host busy.
@@ -117,6 +120,22 @@ class Revocation:
     lost: dict[int, Status] = field(default_factory=dict)
 
 
+class Launches(Protocol):
+    """The launches to which delegated runs belong: `Launcher`."""
+
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
+
+    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
+        """Note that a gang has started, or was dropped."""
+
+    def count_ended_gang(self, launch: Launch) -> None:
+        """Count a gang of the launch that has ended, or that was dropped."""
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """Fail a launch: drop its gangs that have not started, and refuse its results to later launches."""
+
+
 class DelegatedRuns:
     """Delegates launches, revokes them, and handles their ends.
 
@@ -127,16 +146,25 @@ class DelegatedRuns:
     def __init__(
         self,
         shared: SharedState,
-        launcher: Launcher,
+        *,
+        scheduler: Scheduler[GangRun],
+        builder: LaunchBuilder,
+        reservations: Reservations,
+        buffers: BufferReleases,
+        charges: GangCharges,
+        in_flight: dict[int, Gang[GangRun]],
+        large_plans: LargePlans,
+        launches: Launches,
     ) -> None:
-        self._launcher = launcher
         self._decisions = shared.decisions
-        self._builder, self._buffers, self._charges = launcher.builder, launcher.buffers, launcher.charges
+        self._builder, self._buffers, self._charges = builder, buffers, charges
+        self._large_plans = large_plans
+        self._launches = launches
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
-        self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.reservations, launcher.in_flight
+        self._scheduler, self._memory, self._in_flight = scheduler, reservations, in_flight
         self._exclusive_after = shared.settings.delegate_after_seconds
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._revocations: dict[int, Revocation] = {}  # by session
@@ -191,8 +219,8 @@ class DelegatedRuns:
         launch.program.waiting += len(gangs)
         self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
         if launch.program.is_large:
-            self._launcher.large_plans.hold(launch.program.number, node)
-        self._launcher.enqueue(node)
+            self._large_plans.hold(launch.program.number, node)
+        self._launches.enqueue(node)
 
     def may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether a run may be committed: no other session wants an island, and there is enough memory.
@@ -388,7 +416,7 @@ class DelegatedRuns:
                 break
             why = revocation.lost[begun.first]
             text = f"{why.message} (hosts of other islands had begun it)"
-            self._launcher.fail(begun.launch, why.reworded(text).within(begun.launch.program.name))
+            self._launches.fail(begun.launch, why.reworded(text).within(begun.launch.program.name))
         del self._revocations[session]
         for run in runs:
             run.limits = limits[run.first]
@@ -446,7 +474,7 @@ class DelegatedRuns:
         for first, unit in units:
             self._builder.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
-            self._launcher.enqueue(node)
+            self._launches.enqueue(node)
 
     # ---- ends
 
@@ -511,11 +539,11 @@ class DelegatedRuns:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
-        self._launcher.gang_dequeued(gang)
+        self._launches.gang_dequeued(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
         self.count_ended(gang)
-        self._launcher.count_ended_gang(gang.run.launch)
+        self._launches.count_ended_gang(gang.run.launch)
 
     def count_ended(self, gang: Gang[GangRun]) -> None:
         """Count a gang that has ended, that never starts, or whose rest is in line. Forget the run after the last."""
@@ -541,7 +569,7 @@ class DelegatedRuns:
                 (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
             )
             if problem is not None:
-                self._launcher.fail(other.launch, problem)
+                self._launches.fail(other.launch, problem)
         for gang in run.gangs.values():
             for host in self._under_way(gang):
                 if not self._resources.has_failed(host):

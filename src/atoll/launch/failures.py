@@ -48,6 +48,11 @@ class Failures:
     ) -> None:
         self._decisions = shared.decisions
         self._launcher = launcher
+        self._in_flight = launcher.in_flight
+        self._control_flow = launcher.control_flow
+        self._delegated_runs = launcher.delegated_runs
+        self._requeued, self._feeds = launcher.requeued, launcher.feeds
+        self._remains, self._memory_waits = shared.remains, launcher.reservations.waits
         self._connections = shared.connections
         self._scheduler = launcher.scheduler
         self._resources = shared.resources
@@ -58,7 +63,7 @@ class Failures:
         """Return the functions in flight on the island's devices, without colocated Python, which has own processes."""
         found: dict[str, Running] = {}
         hosts = set(self._resources.hosts_of(island))
-        for gang in self._launcher.in_flight.values():
+        for gang in self._in_flight.values():
             spec = gang.run.spec
             if spec.host_call is not HostCallKind.PYTHON and not hosts.isdisjoint(gang.run.hosts_left):
                 for name in spec.functions:
@@ -70,7 +75,7 @@ class Failures:
 
         The other hosts may be on other islands.
         """
-        collectives = [each for each in self._launcher.in_flight.values() if each.run.spec.collective]
+        collectives = [each for each in self._in_flight.values() if each.run.spec.collective]
         nodes = {each.node.number: each.node for each in collectives}
         failed = {
             number for number, node in nodes.items() if any(each.state is GangState.FAILED for each in node.gangs)
@@ -93,24 +98,22 @@ class Failures:
 
     def fail_launches_of_island(self, island: int, status: Status) -> Survivors:
         """Fail the launches that do not survive the failure of the island. Return the survivors, which wait for it."""
-        self._launcher.control_flow.fail_unreported(island, status)
+        self._control_flow.fail_unreported(island, status)
         hosts = set(self._resources.hosts_of(island))
-        survivors = Survivors(
-            island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun
-        )
+        survivors = Survivors(island, hosts, self._in_flight, self._sessions, self._delegated_runs.has_begun)
         survivors.judge(self._launches_of(island))
-        self._launcher.delegated_runs.revoke_unstarted(island, survivors.granted, status)
-        self._launcher.requeue(survivors.sent)
+        self._delegated_runs.revoke_unstarted(island, survivors.granted, status)
+        self._requeued.requeue(survivors.sent)
         for launch in survivors.waiting:
-            self._launcher.await_again(launch, hosts)
+            self._feeds.await_again(launch, hosts)
         for launch, reason in survivors.lost:
             why = status.reworded(f"{status.message}{survivors.described_run(launch)} ({reason})")
             self._launcher.fail(launch, self._cause(launch) or why.within(launch.program.name))
-        for gang in [g for g in self._launcher.in_flight.values() if g.is_on(island)]:
+        for gang in [g for g in self._in_flight.values() if g.is_on(island)]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.parts_lost(gang, hosts, status)
         granted = set(map(id, survivors.granted))
-        sent = [*self._launcher.in_flight.values(), *self._committed()]
+        sent = [*self._in_flight.values(), *self._committed()]
         nodes = {gang.node.number: gang.node for gang in sent}
         on_island = {number for number, node in nodes.items() if any(gang.is_on(island) for gang in node.gangs)}
         for gang in sent:
@@ -124,9 +127,9 @@ class Failures:
             if depends_on_it and gang.node.number in on_island:
                 why = status.within(gang.run.launch.program.name)
                 self._launcher.fail(gang.run.launch, why)
-                if is_in_world and gang.sequence in self._launcher.in_flight:
+                if is_in_world and gang.sequence in self._in_flight:
                     gang.run.failure = gang.run.failure or why  # it may hang, although the lost hosts had ended it
-        self._launcher.delegated_runs.hosts_failed(hosts)
+        self._delegated_runs.hosts_failed(hosts)
         return survivors
 
     def feeds_lost(self, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
@@ -142,10 +145,10 @@ class Failures:
         They are in the order of their arrival.
         """
         nodes = {each.number: each for each in self._scheduler.nodes(island)}
-        found = {gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.is_on(island)}
+        found = {gang.node.number: gang.run.launch for gang in self._in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
         if self._decisions.counts_ended_parts:
-            found.update((each.nodes[0].number, each) for each in self._launcher.delegated_runs.to_continue_on(island))
+            found.update((each.nodes[0].number, each) for each in self._delegated_runs.to_continue_on(island))
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
 
@@ -220,7 +223,7 @@ class Failures:
             if node.gangs:
                 self._launcher.fail(node.gangs[0].run.launch, status)
         if self._decisions.counts_unbegun_parts:
-            for launch in self._launcher.delegated_runs.to_continue_on(island):
+            for launch in self._delegated_runs.to_continue_on(island):
                 self._launcher.fail(launch, status)
         self._scheduler.remove_island(island)
 
@@ -233,7 +236,7 @@ class Failures:
         """Report a gang's failure as its own if its island is still alive `LOSS_KNOWN_SECONDS` later."""
         failed = {
             gang.sequence: gang
-            for gang in self._launcher.in_flight.values()
+            for gang in self._in_flight.values()
             if _has_failed_by_itself(gang) and not self._has_hosts_away(gang)
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
@@ -250,7 +253,7 @@ class Failures:
         if error is not None:
             return error
         unready = {id(each) for each in arguments if not each.ready}
-        for gang in self._launcher.in_flight.values():
+        for gang in self._in_flight.values():
             other = gang.run.launch
             made = map(id, other.entries[other.program.arguments :])
             if _has_failed_by_itself(gang) and other is not launch and not unready.isdisjoint(made):
@@ -270,9 +273,9 @@ class Failures:
 
     def _fail_hopeless(self) -> None:
         """Fail the launches that wait for memory in vain. The errors name the holders of the memory."""
-        if self._launcher.remains.waiting:  # memory of closed sessions is still being released
+        if self._remains.waiting:  # memory of closed sessions is still being released
             return
-        for gang, status in self._launcher.reservations.waits.hopeless():
+        for gang, status in self._memory_waits.hopeless():
             self._launcher.fail(gang.run.launch, status)
 
 

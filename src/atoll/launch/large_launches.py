@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from atoll.launch.launch_builder import LaunchBuilder
+from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
-from atoll.state.session import Launch, Session
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import GangRun, Launch, Session
 from atoll.state.session_states import SessionState
 from atoll.state.stepped_work import Turns
-
-if TYPE_CHECKING:
-    from atoll.launch.launcher import Launcher
 
 # Launches of programs with more nodes are large.
 LARGE_NODES = 256
@@ -43,15 +43,29 @@ class _End:
     values: int = 0  # number of inner values that are cleared
 
 
+class LaunchSteps(Protocol):
+    """The steps of a large launch that concern its whole life: those of `Launcher`."""
+
+    def nodes_made(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+        """Note that all nodes of a launch are made. Return whether they join their lines now."""
+        ...
+
+    def enqueue(self, node: QueuedNode[GangRun]) -> None:
+        """Have a node join its lines."""
+
+    def lined_up(self, session: Session, launch: Launch, message: m.Launch) -> None:
+        """Note that the launch of a message is in line, or has failed."""
+
+    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
+        """Free the memory of inner values, and the records of nodes, after the end of a launch."""
+
+
 class LargeLaunches:
     """The large launches that are being put in line, or cleared away after their end."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-    ) -> None:
-        self._launcher = launcher
-        self._scheduler, self._builder = launcher.scheduler, launcher.builder
+    def __init__(self, scheduler: Scheduler[GangRun], builder: LaunchBuilder, launches: LaunchSteps) -> None:
+        self._scheduler, self._builder = scheduler, builder
+        self._launches = launches
         self._beginning: Turns[_Beginning] = Turns()  # at most one per session
         self._ended: Turns[_End] = Turns()
         self.beginning, self.ended = self._beginning.waiting, self._ended.waiting
@@ -79,7 +93,7 @@ class LargeLaunches:
                 self._beginning.take(number)
                 if is_open:
                     session.in_steps -= 1
-                    self._launcher.lined_up(session, beginning.launch, beginning.message)
+                    self._launches.lined_up(session, beginning.launch, beginning.message)
         number = self._ended.next()
         if number is not None and self._proceed_end(self.ended[number][0], steps):
             self._ended.take(number)
@@ -107,13 +121,13 @@ class LargeLaunches:
                 self._scheduler.defer(launch.nodes[-1], own=True)
             if len(launch.nodes) == len(each.units):
                 each.joined = 0
-                return not self._launcher.nodes_made(session, launch, each.units)
+                return not self._launches.nodes_made(session, launch, each.units)
             return False
         some = launch.nodes[each.joined : each.joined + steps]
         each.joined += len(some)
         for node in some:
             if node.is_pending:
-                self._launcher.enqueue(node)
+                self._launches.enqueue(node)
         return each.joined >= len(launch.nodes)
 
     def _proceed_end(self, each: _End, steps: int) -> bool:
@@ -122,5 +136,5 @@ class LargeLaunches:
         values, nodes = inner[each.values : each.values + steps], launch.nodes[-steps:]
         each.values += len(values)
         del launch.nodes[-steps:]
-        self._launcher.clear(launch, values, nodes)
+        self._launches.clear(launch, values, nodes)
         return each.values >= len(inner) and not launch.nodes

@@ -14,7 +14,6 @@ from other hosts. `launch.sequential` has the alternative.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +35,11 @@ from atoll.launch.launch_checks import (
     program_problem,
     size_problem,
 )
+from atoll.launch.launch_feeds import LaunchFeeds
+from atoll.launch.launch_validation import validate_launches
 from atoll.launch.left_out_collectives import LeftOutCollectives
 from atoll.launch.policy import Policy
+from atoll.launch.requeued_launches import RequeuedLaunches
 from atoll.launch.reservations import Reservations
 from atoll.launch.run_messages import RunMessages
 from atoll.launch.scheduler import Scheduler
@@ -47,12 +49,11 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import NO_ENTRY, Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.dispatch_units import Unit
-from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
 from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
-from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
+from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
 # Gangs in flight on a host, until the hosts of its island have reported their own limit.
 GANG_WINDOW = 24
@@ -85,7 +86,7 @@ class Launcher:
             hosts=[each.hosts for each in resources.topology.shapes],
             keeps_kinds=shared.decisions.keeps_kinds,
             reserve=self._reserve,
-            replaces_delegated=self._replaces_delegated,
+            line_up_instead=self._line_up_instead,
         )
         self.reservations = Reservations(sessions, self.scheduler, resources, services)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
@@ -105,10 +106,31 @@ class Launcher:
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(shared, self.reservations, services)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not settings.sequential)
-        self.large_launches = LargeLaunches(self)
-        self.control_flow = ControlFlowRuns(shared, self, self._dependencies)
+        self.feeds = LaunchFeeds(shared, self.scheduler)
+        self.requeued = RequeuedLaunches(
+            shared,
+            scheduler=self.scheduler,
+            sequential=self._sequential,
+            builder=self.builder,
+            reservations=self.reservations,
+            buffers=self.buffers,
+            charges=self.charges,
+            in_flight=self.in_flight,
+        )
+        self.large_launches = LargeLaunches(self.scheduler, self.builder, self)
+        self.control_flow = ControlFlowRuns(shared, self._dependencies, self.buffers, self.builder, self)
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, outbox)
-        self.delegated_runs = DelegatedRuns(shared, self)
+        self.delegated_runs = DelegatedRuns(
+            shared,
+            scheduler=self.scheduler,
+            builder=self.builder,
+            reservations=self.reservations,
+            buffers=self.buffers,
+            charges=self.charges,
+            in_flight=self.in_flight,
+            large_plans=self.large_plans,
+            launches=self,
+        )
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use."""
@@ -150,29 +172,44 @@ class Launcher:
         `then` is called at the end of the launch if it can run.
         """
         session.credits += message.credits
-        program = session.programs.get(message.program)
-        has_control_flow = program is None and message.program in session.control_flow
         problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
-        if session.directory.nbytes > MOST_BYTES:
-            problem = problem or size_problem(session.directory.nbytes)
-        if problem is None and has_control_flow:
-            problem = self.control_flow.launch(session, message)
-        elif problem is None:
+        if problem is None and session.directory.nbytes > MOST_BYTES:
+            problem = size_problem(session.directory.nbytes)
+        program = session.programs.get(message.program)
+        if program is None and message.program in session.control_flow:
+            self._launch_control_flow(session, message, problem)
+            return
+        if problem is None:
             problem = launch_problem(session, program, message, self._quarantine, self._resources)
         if problem is not None:
-            session.note_error(problem)
-            for handle in message.results:
-                session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
-            if isinstance(program, RegisteredProgram) and message.contents is None:
-                self._refuse_feeds(session, program.gangs, message.feeds)
-            session.credits -= message.credits
-            self._outbox.return_credits(session.number, message.credits)
+            self._refuse(session, program, message, problem)
+            return
+        assert isinstance(program, RegisteredProgram)
+        session.count_launch()
+        if self._launch_program(session, program, message, then):
+            self.start_ready()
+
+    def _launch_control_flow(self, session: Session, message: m.Launch, problem: Status | None) -> None:
+        """Launch a control flow node, or refuse the launch because of the problem, if there is one."""
+        if problem is None:
+            problem = self.control_flow.launch(session, message)
+        if problem is not None:
+            self._refuse(session, None, message, problem)
             return
         session.count_launch()
-        # A program with control flow is not a `RegisteredProgram`, and was launched above.
-        if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message, then):
-            return
         self.start_ready()
+
+    def _refuse(
+        self, session: Session, program: RegisteredProgram | Status | None, message: m.Launch, problem: Status
+    ) -> None:
+        """Make errors of the results of a launch that cannot run, and drop the bytes that its client sends."""
+        session.note_error(problem)
+        for handle in message.results:
+            session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
+        if isinstance(program, RegisteredProgram) and message.contents is None:
+            self.feeds.refuse(session, program.gangs, message.feeds)
+        session.credits -= message.credits
+        self._outbox.return_credits(session.number, message.credits)
 
     def _launch_program(
         self,
@@ -305,76 +342,7 @@ class Launcher:
         for node in nodes:
             node.end()
 
-    # ---- launches that survive the failure of an island
-
-    def requeue(self, launches: Sequence[Launch]) -> None:
-        """Put launches in line again that were sent to hosts that failed, and that had not started there.
-
-        The memory of all launches is released before the first one is enqueued, since later launches may have inherited
-        memory from earlier ones.
-        """
-        ages = [min(node.age for node in launch.nodes) for launch in launches]
-        unsent = [self._withdraw(launch) for launch in launches]
-        for launch in launches:
-            for entry in launch.entries[launch.program.arguments :]:
-                self.reservations.release(entry)
-        for launch, age, gangs in zip(launches, ages, unsent, strict=True):
-            session = self._sessions[launch.session]
-            for handle, entry in launch.named_entries():
-                if handle not in session.directory.entries:  # it was released, and freed when the last use had started
-                    session.directory.add(handle, entry)
-            self.builder.make_nodes(session, launch, age)
-            for gang in gangs:
-                launch.program.waiting -= 1
-                self.buffers.drop_uses(session, gang)
-        nodes = [node for launch in launches for node in launch.nodes]
-        if self._sequential is not None:
-            self._sequential.precede(nodes)
-        for node in nodes:
-            self.scheduler.enqueue(node)
-
-    def _withdraw(self, launch: Launch) -> list[Gang[GangRun]]:
-        """Withdraw a launch that was sent to hosts that failed, as if none of it had started.
-
-        Return the gangs that had not been sent: they still count as waiting, and as users of their buffers.
-        """
-        gangs = [gang for node in launch.nodes for gang in node.gangs]
-        for node in launch.nodes:
-            self.reservations.dropped(self.scheduler.drop(node))
-            if self._sequential is not None:
-                self._sequential.withdraw(node)
-        for gang in gangs:
-            if gang.state is GangState.RUNNING:
-                gang.enter(GangState.FAILED)
-                del self.in_flight[gang.sequence]
-                self.charges.withdrawn(gang)
-                self.scheduler.finished(gang)
-                self.reservations.ended(gang)
-        for node in launch.nodes:
-            node.end()
-        launch.nodes, launch.pending = [], 0
-        launch.hosts_started.clear()
-        return [gang for gang in gangs if gang.state is GangState.DROPPED]
-
-    def await_again(self, launch: Launch, hosts: set[int]) -> None:
-        """Have a launch in line wait for all bytes that its client sends to these hosts, which have lost them."""
-        feeds = self._sessions[launch.session].feeds
-        for node in launch.nodes:
-            for gang in node.gangs:
-                for key in launch.awaited_by(gang.run.spec):
-                    if key[0] in hosts and key not in feeds.awaited:
-                        feeds.awaited[key] = node
-                        self.scheduler.lacks(node, Reason.BYTES)
-
     # ---- gangs in line
-
-    def feed_arrived(self, session: Session, host: int, feed: int) -> bool:
-        """Note that a feed is complete at a host's data port. Return whether a launch waited for it."""
-        node = session.feeds.awaited.pop((host, feed), None)
-        if node is None:
-            return False
-        self.scheduler.arrived(node, Reason.BYTES)
-        return True
 
     def release_delayed(self) -> None:
         """Make the launches ready that were delayed by the limits of their tenants, and that are due."""
@@ -383,9 +351,10 @@ class Launcher:
                 self.scheduler.arrived(node, Reason.RATE)
 
     def _reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
+        """Reserve memory. The reservations need the scheduler, which is made first."""
         return self.reservations.reserve(node)
 
-    def _replaces_delegated(self, node: QueuedNode[GangRun]) -> bool:
+    def _line_up_instead(self, node: QueuedNode[GangRun]) -> bool:
         """Put a launch in line node by node if it may not be delegated. Return whether this was done."""
         if self.delegated_runs.may_be_committed(node):
             return False
@@ -449,9 +418,9 @@ class Launcher:
             return
         run = gang.run
         left = run.hosts_left
-        if not left.issuperset(hosts):
+        if not left.issuperset(hosts):  # some have ended or failed before
             for position, host in enumerate(hosts):
-                if host in left and len(hosts) > 1:
+                if host in left:
                     self.parts_ended((host,), sequence, times[2 * position : 2 * position + 2])
             return
         self.charges.parts_ended(gang, hosts, times)
@@ -512,7 +481,7 @@ class Launcher:
         if run.spec.collective:
             self.left_out.ended(gang.node)
         if run.failure is not None and run.launch.error is None:
-            return
+            return  # `Failures` decides soon whether it has failed by itself, and ends it
         if run.launch.error is None and gang.exclusive:
             for name in run.spec.functions:
                 self._quarantine.ended_well(name)
@@ -520,16 +489,19 @@ class Launcher:
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
-        if gang.run.spec.collective or failure.details.kind is Kind.LINK:
+        communicates = gang.run.spec.collective or failure.details.kind is Kind.LINK
+        if communicates:
             return True
         launch = gang.run.launch
         # Its inputs may be made together with other hosts, and fail before the failure of the host is known.
         reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
-        if reads_unready and any(
+        may_read_of_collective = reads_unready and any(
             other.run.spec.collective and other.node.session == launch.session for other in self.in_flight.values()
-        ):
+        )
+        if may_read_of_collective:
             return True
-        return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
+        has_other_hosts = len(self._resources.hosts_of(gang.island)) > 1
+        return has_other_hosts and (reads_unready or len(launch.nodes) > 1)
 
     def end_gang(self, gang: Gang[GangRun]) -> None:
         """End a gang that was started, with or without success. Its session is charged for it."""
@@ -582,27 +554,7 @@ class Launcher:
 
     def validate(self) -> None:
         """Raise AssertionError if states contradict what is counted. For tests, since it looks at all launches."""
-        self.scheduler.validate()
-        differences = list(self.scheduler.count_differences(self.in_flight.values()))
-        assert not differences, differences
-        in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
-        assert all(gang.state in in_flight for gang in self.in_flight.values())
-        self.left_out.validate()
-        running: Counter[object] = Counter(
-            (gang.islands or gang.island, gang.node.tenant.name)
-            for gang in self.in_flight.values()
-            if gang.state is GangState.RUNNING
-        )
-        for key, tally in [*self.charges.tallies.items(), *self.charges.joint.items()]:
-            assert tally.running == running[key], f"tally {key} counts {tally.running} gangs, and has {running[key]}"
-        waiting = (gang for node in self.scheduler.all_nodes() for gang in node.gangs)
-        gangs = [*self.in_flight.values(), *waiting]
-        for launch in {id(gang.run.launch): gang.run.launch for gang in gangs}.values():
-            assert launch.state is not LaunchState.ENDED, f"{launch.program.name} has ended, and has gangs"
-            assert (launch.state is LaunchState.FAILING) == (launch.error is not None)
-            if launch.error is None and launch.session in self._sessions:
-                left = sum(not gang.is_over for node in launch.nodes for gang in node.gangs)
-                assert launch.pending == left, f"{launch.program.name} counts {launch.pending} gangs and has {left}"
+        validate_launches(self.scheduler, self.in_flight, self.charges, self.left_out, self._sessions)
 
     # ---- ends of launches
 
@@ -691,7 +643,7 @@ class Launcher:
         for node in launch.nodes:
             self.left_out.ended(node)
             for gang in node.gangs:
-                self._fail_incoming(gang, status)
+                self.feeds.fail_incoming(gang, status)
         for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
             if host in launch.hosts_started and not self._resources.has_failed(host):
                 self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
@@ -699,7 +651,7 @@ class Launcher:
             self.gang_dequeued(gang)
             if session is not None:
                 if launch.contents is None:
-                    self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
+                    self.feeds.refuse(session, [gang.run.spec], launch.feeds, taken=True)
                 self.buffers.drop_uses(session, gang)
             if gang.node.is_delegated:
                 self.delegated_runs.count_ended(gang)
@@ -726,7 +678,7 @@ class Launcher:
                 self._end_dropped(dropped)
         self.remains.release_in_steps(session, later, self._end_dropped)
         for gang in self.delegated_runs.session_closed(session.number):
-            self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
+            self.feeds.fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
         # After the nodes, since dropped nodes return the memory that they have inherited from these entries.
         self.remains.release_in_steps(session, session.directory.entries, self.reservations.release, ENTRIES_PER_STEP)
 
@@ -736,38 +688,12 @@ class Launcher:
         self.left_out.ended(node)
         for gang in node.gangs:
             if gang.state is not GangState.DROPPED:
-                self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start
+                self.feeds.fail_incoming(gang, _ended(node.session))  # from the parts that will not start
         for gang in dropped.gangs:
             self.gang_dequeued(gang)
             if node.is_delegated:
                 self.delegated_runs.count_ended(gang)
             self.count_ended_gang(gang.run.launch)
-
-    # ---- feeds
-
-    def _fail_incoming(self, gang: Gang[GangRun], status: Status) -> None:
-        """Have the gang's hosts stop waiting for bytes of other hosts, and drop those that arrive."""
-        if not gang.run.hosts_left:
-            return
-        for host, feeds in gang.run.incoming():
-            if not self._resources.has_failed(host):
-                self._outbox.to_host(host, m.FailFeeds(gang.node.session, feeds, status))
-
-    def _refuse_feeds(
-        self, session: Session, gangs: Sequence[GangSpec], feeds: tuple[int, ...], taken: bool = False
-    ) -> None:
-        """Drop the client's bytes for gangs that will not run, whether they have arrived or are on their way.
-
-        If `taken` is true, the launch has claimed its feeds, and `session.feeds.awaited` has those not arrived yet.
-        """
-        for gang in gangs:
-            for host, feed in gang.awaited:
-                if feed >= len(feeds):
-                    continue
-                key: Key = (host, feeds[feed])
-                has_arrived = taken and key not in session.feeds.awaited
-                if has_arrived or session.feeds.refuse(key):
-                    self._outbox.to_host(host, m.DropFeed(session.number, key[1]))
 
 
 def _ended(session: int) -> Status:

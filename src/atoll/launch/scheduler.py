@@ -78,7 +78,7 @@ class Scheduler(Generic[Payload]):
       keeps_kinds: `Decisions.keeps_kinds`.
       reserve: takes the memory of a node before it is committed, or returns what it lacks. A node that lacks memory is
         not committed until `retry`. By default, memory is not counted.
-      replaces_delegated: is called before a delegated node is committed. If other nodes have to run in its place, it
+      line_up_instead: is called before a delegated node is committed. If other nodes have to run in its place, it
         drops the node, enqueues these, and returns True.
     """
 
@@ -91,12 +91,12 @@ class Scheduler(Generic[Payload]):
         hosts: Sequence[int] = (),
         keeps_kinds: bool = True,
         reserve: Callable[[QueuedNode[Payload]], Reason | None] | None = None,
-        replaces_delegated: Callable[[QueuedNode[Payload]], bool] | None = None,
+        line_up_instead: Callable[[QueuedNode[Payload]], bool] | None = None,
     ) -> None:
         self.window = window
         self._keeps_kinds = keeps_kinds
         self._reserve = reserve
-        self._replaces_delegated = replaces_delegated
+        self._line_up_instead = line_up_instead
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = []
@@ -439,7 +439,7 @@ class Scheduler(Generic[Payload]):
         if reason is not Reason.ORDER:
             self._wait(node, reason)
             return
-        if node.is_delegated and self._replaces_delegated is not None and self._replaces_delegated(node):
+        if node.is_delegated and self._line_up_instead is not None and self._line_up_instead(node):
             return
         for gang in node.gangs:
             if gang.duration_source is not None:

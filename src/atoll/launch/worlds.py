@@ -74,7 +74,7 @@ class Worlds:
     """The worlds of all tenants."""
 
     def __init__(self, shared: SharedState, launcher: Launcher) -> None:
-        self._launcher = launcher
+        self._in_flight = launcher.in_flight
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
@@ -126,7 +126,7 @@ class Worlds:
         if key is None or host not in self._worlds[key].hosts:
             return set()
         world, nodes = self._worlds[key], {}
-        for gang in self._launcher.in_flight.values():
+        for gang in self._in_flight.values():
             nodes[gang.node.number] = gang.node
             if world_of(gang.node) == key:
                 gang.run.failure = gang.run.failure or message.status.within(gang.run.launch.program.name)
@@ -144,7 +144,7 @@ class Worlds:
     def close_worlds_of(self, ended: IslandFailed | IslandRemoved | IslandDrained) -> None:
         """Close the worlds of an island whose workers end, and note that runs in flight have left these worlds."""
         closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
-        nodes = {gang.node.number: gang.node for gang in self._launcher.in_flight.values()}
+        nodes = {gang.node.number: gang.node for gang in self._in_flight.values()}
         self._left &= nodes.keys()
         self._left.update(number for number, node in nodes.items() if world_of(node) in closed)
         for world in closed.values():
@@ -164,7 +164,7 @@ class Worlds:
         world = None if key is None else self._worlds.get(key)
         if key is None or world is None or self.has_left(node):
             return False
-        self._left &= {gang.node.number for gang in self._launcher.in_flight.values()}
+        self._left &= {gang.node.number for gang in self._in_flight.values()}
         self._left.update(each.number for each in (node, *others) if world_of(each) == key)
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
@@ -199,7 +199,7 @@ class Worlds:
         if len(idle) <= IDLE_WORLDS:
             return
         # Runs of functions that were released also need their world.
-        used = {_possible_world_of(gang.node) for gang in self._launcher.in_flight.values()}
+        used = {_possible_world_of(gang.node) for gang in self._in_flight.values()}
         idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
             self._close(each, Status(Code.CANCELLED, "no function used this world"))

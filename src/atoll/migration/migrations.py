@@ -111,6 +111,7 @@ class Migrations:
         self._compilation = compilation
         self._queries = queries
         self._launcher = launcher
+        self._memory_waits = launcher.reservations.waits
         self._programs = programs
         self._internal = internal
         self._spiller = spiller
@@ -213,7 +214,7 @@ class Migrations:
 
     def is_still(self, session: Session) -> bool:
         """Whether the session has no unfinished work. Raises FAILED_PRECONDITION if it waits for memory."""
-        if self._launcher.reservations.waits.is_waiting(session.number):
+        if self._memory_waits.is_waiting(session.number):
             # Its client may be about to release memory, which it cannot do while it is held back.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         return not (

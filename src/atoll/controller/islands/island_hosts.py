@@ -48,6 +48,7 @@ class Hosts:
         self._settings, self._tenants = state.settings, state.tenants
         self._device_memory = state.settings.device_memory  # bytes per device; 0: what its worker reports
         self._launcher = launcher
+        self._control_flow, self._scheduler = launcher.control_flow, launcher.scheduler
         self._programs = programs
         self._memory = memory
         self._tracing = tracing
@@ -83,7 +84,7 @@ class Hosts:
         self._launcher.enqueued(message.sequence)
 
     def _reported(self, host: int, message: m.ValueReported) -> None:
-        self._launcher.control_flow.reported(host, message.sequence, message.value)
+        self._control_flow.reported(host, message.sequence, message.value)
 
     def join(self, ready: m.WorkerReady, hello: m.Hello) -> None:
         """Add a host whose worker is ready and empty. The last host of an island makes the island ready."""
@@ -106,7 +107,7 @@ class Hosts:
         self._resources.join(host)
         launch_ns = LAUNCH_NS * len(host.devices) if host.has_cpu_devices else 0
         window = self._resources.max_in_flight(ready.island)
-        self._launcher.scheduler.set_limits(ready.island, window, launch_ns)
+        self._scheduler.set_limits(ready.island, window, launch_ns)
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self._sessions.values():

@@ -85,6 +85,8 @@ class IslandRecovery:
         self._history = state.history
         self._start_seconds = state.settings.start_seconds
         self._launcher = launcher
+        self._in_flight = launcher.in_flight
+        self._reservations, self._buffers, self._remains = launcher.reservations, launcher.buffers, state.remains
         self._failures = failures
         self._compilation = compilation
         self._queries = queries
@@ -269,7 +271,7 @@ class IslandRecovery:
                 self._restart(island, self._broken[island])
         self._restart_half_failed(now)
         if self._charged:
-            self._charged &= {gang.node.number for gang in self._launcher.in_flight.values()}
+            self._charged &= {gang.node.number for gang in self._in_flight.values()}
         islands = self._resources.islands.values()
         restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
         for island, seconds in self._restarting.update(now, restarting).items():
@@ -437,12 +439,12 @@ class IslandRecovery:
                 others.append((handle, entry))
         for handle, entry in others:
             if self._decisions.keeps_parts and not entry.ready:
-                self._launcher.reservations.release_on(hosts, entry)
+                self._reservations.release_on(hosts, entry)
             else:
-                self._launcher.reservations.release(entry)
+                self._reservations.release(entry)
             error = status.within(entry.producer)
             if not entry.ready:
-                self._launcher.buffers.settle(session, handle, error)
+                self._buffers.settle(session, handle, error)
             else:
                 session.directory.lose(entry, error)
         # If the arrays of a session are being restored, those that are lost may become spilled ones again.
@@ -451,13 +453,11 @@ class IslandRecovery:
             session.directory.lose_all(lost, status.within(producer))
             if is_moving:
                 for entry in lost:
-                    self._launcher.reservations.release(entry)
+                    self._reservations.release(entry)
             else:
-                self._launcher.remains.release_in_steps(
-                    session, lost, self._launcher.reservations.release, ENTRIES_PER_STEP
-                )
+                self._remains.release_in_steps(session, lost, self._reservations.release, ENTRIES_PER_STEP)
         if parts_left:
-            self._launcher.buffers.free_errors(session, parts_left, hosts)
+            self._buffers.free_errors(session, parts_left, hosts)
             self._outbox.flush_frees()  # before an array is restored under the same handle
         if ready or others:
             session.note_error(status)

@@ -55,7 +55,7 @@ class Overruns:
         self._tenants = state.tenants
         self._history = state.history
         self._outbox = state.outbox
-        self._launcher = launcher
+        self._in_flight, self._scheduler = launcher.in_flight, launcher.scheduler
         self._restart = restart
         self._charge = charge
         self._replace_world = replace_world
@@ -67,7 +67,7 @@ class Overruns:
 
     def session_closed(self, session: Session) -> None:
         """Watch the session's gangs in flight, which continue; a gang that does not end is stopped."""
-        if any(gang.node.session == session.number for gang in self._launcher.in_flight.values()):
+        if any(gang.node.session == session.number for gang in self._in_flight.values()):
             self._closed[session.number] = _Closed(session.name, self._outbox.seconds)
 
     def host_answered(self, host: int, message: m.Pong | m.RelayedPong) -> None:
@@ -79,7 +79,7 @@ class Overruns:
 
     def tick(self, now: float) -> None:
         """Stop runs that take too long, and restart islands that cannot stop one. Called once per second."""
-        in_flight = self._launcher.in_flight
+        in_flight = self._in_flight
         if not in_flight:
             self._closed.clear()
             self._stopped.clear()
@@ -113,7 +113,7 @@ class Overruns:
             for sequence in answer.running:
                 hosts.setdefault(sequence, set()).add(host)
                 since[sequence] = max(since.get(sequence, answer.seconds), answer.seconds)
-        in_flight = self._launcher.in_flight
+        in_flight = self._in_flight
         return {
             sequence: since[sequence]
             for sequence in sorted(hosts)
@@ -153,7 +153,7 @@ class Overruns:
         host that has stopped. Runs of other functions in this world end as well.
         """
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
-        running = [each for each in gang.node.gangs if each.sequence in self._launcher.in_flight]
+        running = [each for each in gang.node.gangs if each.sequence in self._in_flight]
         status = Status(int(Code.CANCELLED), text)
         if self._replace_world(gang.node, status):
             for each in running:
@@ -167,10 +167,10 @@ class Overruns:
         if not self._tenants.are_told_apart:
             return False
         own, hosts = gang.node.tenant, gang.run.hosts_left
-        in_flight = self._launcher.in_flight.values()
+        in_flight = self._in_flight.values()
         if any(each.node.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
             return True
-        waits = self._launcher.scheduler.waits()
+        waits = self._scheduler.waits()
         sessions = (self._sessions.get(wait.session) for island in gang.all_islands for wait in waits.get(island, ()))
         return any(each is not None and each.tenant is not own for each in sessions)
 

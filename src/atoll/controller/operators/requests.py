@@ -71,7 +71,7 @@ class Operators:
         self._start_seconds = state.settings.start_seconds
         self._migrations = migrations
         self._suspensions = suspensions
-        self._launcher = launcher
+        self._scheduler = launcher.scheduler
         self._pending_reason = pending_reason
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
@@ -201,7 +201,7 @@ class Operators:
         except ValueError as error:
             raise invalid(str(error)) from None
         island = self._resources.add_island(shape)
-        self._launcher.scheduler.add_island(self._resources.islands[island], shape.hosts)
+        self._scheduler.add_island(self._resources.islands[island], shape.hosts)
         self._starting[island] = _Start(operator, ask.wait_seconds or self._start_seconds)
         self._outbox.to_engine(m.StartIsland(island, shape))
 

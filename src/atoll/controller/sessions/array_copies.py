@@ -114,6 +114,7 @@ class ArrayCopies:
         self._names = names
         self._vaults = vaults
         self._launcher = launcher
+        self._ledger, self._buffers = launcher.reservations.ledger, launcher.buffers
         self._internal = internal
 
     # ---- events
@@ -210,7 +211,7 @@ class ArrayCopies:
         run = self._runs.pop(version.key, None)
         vault = None if run is None else self._open.get(run.vault)
         if run is not None and vault is not None:
-            self._launcher.buffers.release(vault, tuple(run.results), delete=False)
+            self._buffers.release(vault, tuple(run.results), delete=False)
         for table in (self.due, self._retries, self._delays, self._awaited):
             table.pop(version.key, None)
         version.problem = ""
@@ -223,7 +224,7 @@ class ArrayCopies:
 
     def _look_for_memory(self) -> None:
         """Try again now to make copies that lacked memory which is free. Each second, other versions are looked at."""
-        free = self._launcher.reservations.ledger.free
+        free = self._ledger.free
         for key in list(islice(self._awaited, _MOST_LOOKED)):
             awaited = self._awaited.pop(key)
             if key in self._retries:
@@ -387,7 +388,7 @@ class ArrayCopies:
 
     def _lacking(self, plan: _Plan, locations: Sequence[DeviceLocation]) -> MemoryLackedError | None:
         """Return an error if the copies do not fit on the devices of an island."""
-        ledger = self._launcher.reservations.ledger
+        ledger = self._ledger
         for position, nbytes in plan.nbytes.items():
             device = locations[position].host, locations[position].ordinal
             if nbytes > ledger.free(device):
@@ -401,7 +402,7 @@ class ArrayCopies:
         definition = ir.Program("copy published arrays", specs, (node,), tuple(range(count, 2 * count)))
         program = self._internal.make(vault, definition, vault.devices.locations)
         try:
-            check_memory(vault, [program], self._launcher.reservations.ledger)
+            check_memory(vault, [program], self._ledger)
             results = {self._vaults.new_handle(): each.position for each in sources}
             self._internal.take_credit(vault)
             self._launcher.launch(vault, m.Launch(program, tuple(each.handle for each in sources), tuple(results), ()))
@@ -436,7 +437,7 @@ class ArrayCopies:
 
     def _free_bytes(self, island: int) -> int:
         """Return the free memory of the device of the island that has the least."""
-        free = self._launcher.reservations.ledger.free
+        free = self._ledger.free
         return min(free((each.host, each.ordinal)) for each in self._resources.devices(island).locations)
 
     # ---- the end of copies
@@ -457,7 +458,7 @@ class ArrayCopies:
             entry = vault.directory.entries.get(handle)
             error = None if entry is None else entry.error
             if version is None or error is not None:
-                self._launcher.buffers.release(vault, (handle,), delete=False)
+                self._buffers.release(vault, (handle,), delete=False)
                 problem = problem or error
             elif entry is not None:
                 self._vaults.add_copy(version, position, handle)

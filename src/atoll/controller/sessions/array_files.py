@@ -122,7 +122,7 @@ class ArrayFiles:
         self._names = names
         self._copies = copies
         self._vaults = vaults
-        self._launcher = launcher
+        self._ledger, self._buffers = launcher.reservations.ledger, launcher.buffers
         self._spiller = spiller
         self._perform = perform
         self._after = after
@@ -406,7 +406,7 @@ class ArrayFiles:
 
     def _free_bytes(self, island: int) -> int:
         """Return the free memory of the device of the island that has the least."""
-        free, devices = self._launcher.reservations.ledger.free, self._resources.devices(island).locations
+        free, devices = self._ledger.free, self._resources.devices(island).locations
         return min((free((each.host, each.ordinal)) for each in devices), default=0)
 
     def _islands(self, vault: Session, places: Mapping[int, int], stored: Iterable[StoredArray]) -> set[int]:
@@ -492,7 +492,7 @@ class ArrayFiles:
             if entry is not None and entry.spilled is not None:
                 vault.directory.take(handle)  # its launch was not made
             elif entry is not None:
-                self._launcher.buffers.release(vault, (handle,), delete=False)
+                self._buffers.release(vault, (handle,), delete=False)
 
     # ---- two clusters
 

@@ -56,7 +56,8 @@ class Proxies:
         self._sessions = sessions
         self._compilation = compilation
         self._programs = programs
-        self._launcher = launcher
+        self._buffers = launcher.buffers
+        self._feeds = launcher.feeds
         self._migrations = migrations
         self._suspensions = suspensions
         self._tracing = tracing
@@ -106,7 +107,7 @@ class Proxies:
                 continue
             if session.feeds.claim_unwanted((host, feed)):
                 self._outbox.to_host(host, m.DropFeed(number, feed))
-            elif not self._launcher.feed_arrived(session, host, feed):
+            elif not self._feeds.arrived(session, host, feed):
                 session.feeds.early.add((host, feed))
         if len(session.feeds.early) > MAX_EARLY_FEEDS:
             text = f"this session has uploaded {MAX_EARLY_FEEDS} buffers that it does not use"
@@ -119,10 +120,10 @@ class Proxies:
                 self._sessions.end(number, exceeded)
 
     def _release(self, session: Session, message: m.Release) -> None:
-        self._launcher.buffers.release(session, message.handles, message.delete)
+        self._buffers.release(session, message.handles, message.delete)
 
     def _await(self, session: Session, message: m.Await) -> None:
-        self._launcher.buffers.wait(session, message.wait, message.handles)
+        self._buffers.wait(session, message.wait, message.handles)
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         before = session.parts.pop(message.program, None)

@@ -106,7 +106,7 @@ class PublishedArrays:
         self._open = state.sessions
         self._outbox = state.outbox
         self._resources = state.resources
-        self._launcher = launcher
+        self._reservations = launcher.reservations
         self._spiller = spiller
         self._vaults = vaults
 
@@ -195,7 +195,7 @@ class PublishedArrays:
         for handle in publication.message.handles[first : first + most]:
             entry = entries.get(handle)
             if entry is not None:
-                self._launcher.reservations.publish(entry)
+                self._reservations.publish(entry)
         publication.marked = min(first + most, len(publication.message.handles))
 
     def _have_begun(self, publication: Publication) -> None:

@@ -48,7 +48,7 @@ class Vaults:
         self._outbox = state.outbox
         self._resources = state.resources
         self._sessions = sessions
-        self._launcher = launcher
+        self._reservations, self._buffers = launcher.reservations, launcher.buffers
 
     # ---- vaults
 
@@ -178,7 +178,7 @@ class Vaults:
             entry = owner.directory.entries[each]
             handle = self.new_shared_handle()
             shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
-            self._launcher.reservations.lend(entry, shared)
+            self._reservations.lend(entry, shared)
             session.directory.add(handle, shared)
             shares[entry.hosts].append((each, handle))
             lent.append(handle)
@@ -200,7 +200,7 @@ class Vaults:
         """Record that a copy of an array is complete."""
         entry = self.of(version).directory.entries[handle]
         entry.producer = version.title
-        self._launcher.reservations.publish(entry)
+        self._reservations.publish(entry)
         version.copies[position] = (*version.copies.get(position, ()), handle)
         version.count(spec_of(entry), 1)
 
@@ -231,7 +231,7 @@ class Vaults:
         entries = self.of(version).directory.entries
         version.held[:] = held
         for handle in held:
-            self._launcher.reservations.publish(entries[handle])
+            self._reservations.publish(entries[handle])
             version.count(spec_of(entries[handle]), 1)
 
     def freed(self, version: Version, device: HostDevice | None) -> int:
@@ -279,7 +279,7 @@ class Vaults:
         if self._in_steps and self._freed > _MOST_FREED:
             self.leaving.add(session.number, session.tenant.name, (list(handles), list(lent)))
             return
-        self._launcher.buffers.release(session, tuple(handles), delete=False)
+        self._buffers.release(session, tuple(handles), delete=False)
         self._hand_over(session, lent)
 
     @property
@@ -297,7 +297,7 @@ class Vaults:
             some = tuple(handles[:left])
             del handles[:left]
             left -= max(1, len(some))
-            self._launcher.buffers.release(session, some, delete=False)
+            self._buffers.release(session, some, delete=False)
             if not handles:
                 self.leaving.take(number)
                 self._hand_over(session, lent)
@@ -306,7 +306,7 @@ class Vaults:
         """Charge the tenants that still read these arrays for memory that the tenant of the vault has released."""
         guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
         if guests:
-            self._launcher.reservations.hand_over(guests, vault.tenant)
+            self._reservations.hand_over(guests, vault.tenant)
 
 
 def spec_of(entry: Entry) -> ArraySpec:

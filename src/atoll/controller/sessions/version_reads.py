@@ -146,6 +146,7 @@ class VersionReads:
         self._copies = copies
         self._vaults = vaults
         self._launcher = launcher
+        self._deferred_results, self._buffers = launcher.deferred_results, launcher.buffers
         self._internal = internal
         self._restore = restore
 
@@ -192,7 +193,7 @@ class VersionReads:
             part = self._shared_part(version, part)
         places = session.devices.locations
         islands = {frozenset([places[device].island for device in each.sharding.devices]) for each in targets}
-        dependency = self._launcher.deferred_results.add(session, message.results, targets, "subscribe")
+        dependency = self._deferred_results.add(session, message.results, targets, "subscribe")
         read = self._reads[number] = VersionRead(
             number,
             session.number,
@@ -304,7 +305,7 @@ class VersionReads:
             self._tree_of(copy).drop(number)
             self._drop_copy(number)
         if read is not None:
-            self._launcher.deferred_results.forget(read.dependency)
+            self._deferred_results.forget(read.dependency)
             self._tree_of(read).forget(self._outbox.seconds, number)
             self._end(read)
 
@@ -456,7 +457,7 @@ class VersionReads:
         entry = session.directory.entries[read.made[0]]
         if entry.spec is None:  # it was not launched
             self._note_end_of(read, entry.error)
-        self._launcher.buffers.release(session, lent, delete=False)
+        self._buffers.release(session, lent, delete=False)
 
     # ---- ends
 
@@ -480,7 +481,7 @@ class VersionReads:
         entries = session.directory.entries
         error = error or next((entries[each].error for each in made if entries[each].error is not None), None)
         if error is None:
-            self._launcher.deferred_results.complete(session, read.results, made, read.dependency)
+            self._deferred_results.complete(session, read.results, made, read.dependency)
             self._received[number] = read
             self._copies_of.setdefault(read.session, {})[number] = None
             read.targets = ()
@@ -490,7 +491,7 @@ class VersionReads:
                 self._drop_copy(dropped)
             self._end_of(session, read)
         else:
-            self._launcher.buffers.release(session, made, delete=False)
+            self._buffers.release(session, made, delete=False)
             if self._may_retry(read, error):
                 tree.wait_again(now, number)
                 self._start_later(read.version.key, read.part)
@@ -519,7 +520,7 @@ class VersionReads:
         return is_ready and (read.is_interrupted or error.details.kind is Kind.LINK)
 
     def _fail(self, session: Session, read: VersionRead, status: Status) -> None:
-        self._launcher.deferred_results.fail(session, read.results, read.dependency, status)
+        self._deferred_results.fail(session, read.results, read.dependency, status)
         self._end_of(session, read)
 
     def _end_of(self, session: Session, read: VersionRead) -> None:
