@@ -191,36 +191,23 @@ class StepRunner:
 
     def _execute(self, step: p.Execute, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         function = self._records.get(step.function)
+        loaded = function.loaded
         buffers = [values[value] for value in step.inputs]
-        if [buffer.key for buffer in buffers] != function.input_keys:
-            self._check_arguments(function, buffers)
-        arguments = [buffer.array for buffer in buffers]
-        for array in arguments:
-            if array.is_deleted():
-                raise_failure(array)
-                raise invalid("an argument has been deleted or donated")
-        for position in step.preserved:
-            arguments[position] = self._backend.copy(arguments[position])
-        stream = stream_of(unit, function.loaded)
-        if has_thread(step, unit, function.loaded):
+        arguments = self._arguments_of(step, function, buffers)
+        stream = stream_of(unit, loaded)
+        if has_thread(step, unit, loaded):
             holds = [self.readers.hold(buffer, 1) for buffer in set(buffers)]
             self._client_runs.start(step, unit, values, function, arguments, stream, holds, self._on_outcome)
             return
         if step.donated:
             copied = self._copy_shared_memory(step.donated, buffers, arguments)
             with self.deletions.lock:
-                outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
+                outputs, token = loaded.execute(arguments, unit.sequence, stream)
             for buffer in copied:
                 buffer.give_up()
         else:
-            outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
-        run = None
-        if function.loaded.is_joint:
-            world = function.loaded.world
-            closing = partial(self._functions.closing_of, world)
-            run = JointRun(world, unit.sequence, function.ordinals, token, outputs, closing)
-            self.joint_runs.started(run)
-            token = run
+            outputs, token = loaded.execute(arguments, unit.sequence, stream)
+        run = self._note_joint_run(function, unit.sequence, token, outputs) if loaded.is_joint else None
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, COMPUTED, None, run)
@@ -232,7 +219,28 @@ class StepRunner:
             last = completions[-1]
             if type(last) is RunCompletion and last.is_implied_by(arguments, function.ordinals):
                 completions.pop()
-        completions.append(RunCompletion(token, outputs, self.deletions, function.ordinals))
+        completions.append(RunCompletion(run or token, outputs, self.deletions, function.ordinals))
+
+    def _arguments_of(self, step: p.Execute, function: Function, buffers: list[Buffer]) -> list[Any]:
+        """Return the arrays to pass to a function, with copies of those to preserve. Raise an error if one is wrong."""
+        if [buffer.key for buffer in buffers] != function.input_keys:
+            self._check_arguments(function, buffers)
+        arguments = [buffer.array for buffer in buffers]
+        for array in arguments:
+            if array.is_deleted():
+                raise_failure(array)
+                raise invalid("an argument has been deleted or donated")
+        for position in step.preserved:
+            arguments[position] = self._backend.copy(arguments[position])
+        return arguments
+
+    def _note_joint_run(self, function: Function, sequence: int, token: Any, outputs: Sequence[Any]) -> JointRun:
+        """Return the record of a run that has started on several islands together."""
+        world = function.loaded.world
+        closing = partial(self._functions.closing_of, world)
+        run = JointRun(world, sequence, function.ordinals, token, outputs, closing)
+        self.joint_runs.started(run)
+        return run
 
     def _copy_shared_memory(
         self, donated: tuple[int, ...], buffers: list[Buffer], arguments: list[Any]
@@ -351,9 +359,9 @@ class StepRunner:
             made, start = [], 0
             for array in step.arrays:
                 stop = start + math.prod(array.shape) * numpy_dtype(array.dtype).itemsize
-                # A copy, because the sender may reuse its memory, and a device uses aligned memory itself.
                 if stop > whole.nbytes:
                     raise invalid(f"arrays need more than the {whole.nbytes} bytes of their host buffer")
+                # A copy, because the sender may reuse its memory, and a device uses aligned memory itself.
                 part = aligned(stop - start)
                 part[:] = whole[start:stop]
                 shard = host_data.view(part, array.dtype, array.shape, None)
