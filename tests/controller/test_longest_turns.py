@@ -12,7 +12,7 @@ from atoll.controller.controller_dumps import load_controller
 from atoll.controller.sessions.published_arrays import _MOST_ADOPTED, _MOST_BEGUN
 from atoll.errors import OK, Code
 from atoll.ir.program import Mapping, Rearrange, single
-from atoll.launch import compilation
+from atoll.launch import function_releases
 from atoll.launch.registry import SMALL_VALUES
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
@@ -342,7 +342,7 @@ def with_late_releases(count: int, **settings: Any) -> Play:
 
 
 def test_releases_that_have_waited_for_a_gang_are_done_over_several_flushes() -> None:
-    count = 2 * compilation._MOST_RELEASED
+    count = 2 * function_releases._MOST_RELEASED
     does_not_grow(lambda some: longest(with_late_releases(some)), count)
     play = with_late_releases(count)
     play.event(e.Flush(play.now))
@@ -354,6 +354,6 @@ def test_releases_that_have_waited_for_a_gang_are_done_over_several_flushes() ->
 
 
 def test_the_decisions_of_releases_that_were_done_at_once_are_repeated() -> None:
-    play = with_late_releases(2 * compilation._MOST_RELEASED, decisions=4)
+    play = with_late_releases(2 * function_releases._MOST_RELEASED, decisions=4)
     play.event(e.Flush(play.now))
     assert play.controller.functions.users == {}

@@ -199,7 +199,7 @@ class Controller:
             failures=self._failures,
             location_of=_location,
         )
-        self.functions = self._compilation.functions
+        self.functions, self._releases = self._compilation.functions, self._compilation.releases
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
             state,
@@ -340,7 +340,7 @@ class Controller:
             IslandFailed,
             self._island_leaves,
             self._recovery.fail_work_of_island,
-            self._compilation.island_failed,
+            self._compilation.recompilations.island_failed,
             self.published.island_failed,
             self.detached.island_failed,
             self.migrations.give_up_on_island,
@@ -452,7 +452,14 @@ class Controller:
             self.published.files.due,
             *reads,
         )
-        return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting, self._compilation.due
+        return (
+            *waiting,
+            *published,
+            large.beginning,
+            large.ended,
+            self._state.remains.waiting,
+            self._compilation.releases.due,
+        )
 
     def bugs(self) -> list[tuple[Bug, tuple[int, ...], tuple[int, ...]]]:
         """Return the bugs that have changed nothing, with the connections and the sessions to end by `Skipped`."""
@@ -551,7 +558,7 @@ class Controller:
         if launcher.reservations.waits.waiting:
             launcher.reservations.waits.seek_relief()
             launcher.start_ready()  # published arrays may have been freed at once
-        self._compilation.release_late()
+        self._releases.proceed()
         launcher.publish_frees()
         return self._outbox.take()
 

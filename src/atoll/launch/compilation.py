@@ -1,4 +1,4 @@
-"""Compile functions for sessions: requests, the transfer of sources to the hosts, answers, and releases.
+"""Compile functions for sessions: requests, the transfer of sources to the hosts, and answers.
 
 The proxy sends the source to each host as a feed. The controller asks a host to compile when the source has arrived
 there.
@@ -6,18 +6,19 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol
 
 import msgspec
 
-from atoll.cluster.lifecycle import Island, IslandFailed
 from atoll.cluster.locations import DeviceLocation
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
 from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.failures import Failures
+from atoll.launch.function_releases import FunctionReleases
 from atoll.launch.launch_checks import island_problem
+from atoll.launch.recompilations import Recompilations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import SharedState
 from atoll.launch.worlds import Worlds
@@ -36,9 +37,6 @@ from atoll.state.session import GangRun, Session
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Meter
 
-# Deferred releases of functions that one flush does, and of these in the turn of one session.
-_MOST_RELEASED = 64
-_MOST_OF_A_TURN = 16
 # Limit for the pending compilations of one function and session on one host.
 MAX_RECOMPILES = 64
 # Platforms whose islands can run one function together. Null devices compute nothing, so each island runs its part.
@@ -89,8 +87,11 @@ class Compilation:
         self._worlds = worlds
         self._location_of = location_of
         self._subscribers: list[FunctionSubscriber] = []
-        self._deferred: set[int] = set()  # sessions with deferred releases
-        self.due: dict[int, None] = {}  # those whose deferred releases need not wait any more; the first has the turn
+        self.recompilations = Recompilations(shared, self.functions, scheduler)
+        # The state of `releases`, which is stored with this object.
+        self._deferred: set[int] = set()
+        self.due: dict[int, None] = {}
+        self.releases = FunctionReleases(shared, self._drop, self._deferred, self.due)
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # without a source yet, by (session, host, feed)
         # By (session, host, feed), with the due time: earlier compilations of the tenant crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
@@ -114,11 +115,11 @@ class Compilation:
                     self._worlds.check(session.tenant.name, islands)
             session.devices.use("a compiled function", [tuple(flat)])
             for island in islands:
-                (island_problem(session, self._resources.islands[island]) or OK).raise_if_error()
+                _raise_if(island_problem(session, self._resources.islands[island]))
             name = function_name(message.content, locations, session.tenant.name)
             self._check_quota(session.tenant)
-            (self._offenses.compile_problem(session.tenant, self._outbox.seconds) or OK).raise_if_error()
-            self._quarantine.refused.get(name, OK).raise_if_error()
+            _raise_if(self._offenses.compile_problem(session.tenant, self._outbox.seconds))
+            _raise_if(self._quarantine.refused.get(name))
         except StatusError as error:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
@@ -174,7 +175,7 @@ class Compilation:
         if tenant.settings.compiles:
             sessions = (number for number, session in self._sessions.items() if session.tenant is tenant)
             own = sum(map(self.functions.compiling, sessions))
-            (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
+            _raise_if(tenant.exceeded("compiles", 1, own, "these are being compiled"))
 
     def recompile(self, session: Session, message: m.Recompile) -> None:
         """Compile a function again, because its island was restarted or the session migrates."""
@@ -192,11 +193,6 @@ class Compilation:
                 self._compile(session, message.function, name, message.feed, recompile=True)
             else:
                 self._refuse_again(session, message, name, refused)
-
-    def _is_on_ended_island(self, name: str) -> bool:
-        """Return whether one of the function's islands will not restart."""
-        islands = islands_of(self.functions.locations[name]) if self._decisions.follows_losses else ()
-        return any(self._resources.islands[each].is_over for each in islands)
 
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
         """Fail a function that was compiled before it crashed a worker, and drop its source."""
@@ -255,10 +251,6 @@ class Compilation:
                 self._delayed[session.number, host, feed] = now + delay, compile_
             else:
                 self._send(session, host, compile_)
-
-    def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
-        registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)
-        self.functions.expect(registration, replaces_failures=self._decisions.follows_losses)
 
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
         """Have a host compile when the source has arrived there."""
@@ -330,71 +322,13 @@ class Compilation:
             else:
                 self._send(session, host, compile_)
 
-    def release(self, session: Session, function: int) -> None:
-        """Release a function of the session after all earlier Python gangs of the session have started.
-
-        A Python function may hold objects that are used by calls of other functions that are in line.
-        """
-        if session.python_gangs:
-            session.deferred_releases.append((max(session.python_gangs), function))
-            self._deferred.add(session.number)
-        else:
-            self._release(session, function)
-
-    def release_late(self) -> None:
-        """Do the deferred releases that need not wait any more, or some of them."""
-        left = _MOST_RELEASED
-        for number in sorted(self._deferred):
-            session = self._sessions.get(number)
-            if session is None or not session.deferred_releases:
-                self._deferred.discard(number)
-            elif self._decisions.releases_in_steps:
-                if self._is_due(session):
-                    self.due.setdefault(number)
-            else:
-                self._release_due(session, len(session.deferred_releases))
-                if not session.deferred_releases:
-                    self._deferred.discard(number)
-        while self.due and left > 0:
-            number = next(iter(self.due))
-            del self.due[number]
-            session = self._sessions.get(number)
-            if session is not None:
-                left -= 1 + self._release_due(session, _MOST_OF_A_TURN)
-                if self._is_due(session):
-                    self.due[number] = None
-
-    def _is_due(self, session: Session) -> bool:
-        """Return whether the first deferred release of the session need not wait any more."""
-        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
-        return bool(deferred) and (waiting is None or deferred[0][0] < waiting)
-
-    def _release_due(self, session: Session, most: int) -> int:
-        """Do deferred releases that need not wait any more, at most so many. Return their number."""
-        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
-        count = 0
-        while count < most and deferred and (waiting is None or deferred[0][0] < waiting):
-            self._release(session, deferred.popleft()[1])
-            count += 1
-        return count
-
-    def _release(self, session: Session, function: int) -> None:
+    def _drop(self, session: Session, function: int) -> None:
+        """Drop a function of a session, whose release need not wait."""
         name = session.remove_function(function)
         session.function_requests.pop(function, None)
         if name is not None:
             self.drop_reference(name)
             self._not_used(session, name)
-
-    def replaced(self, session: Session, name: str) -> None:
-        """Drop a reference of the session to the function, in whose place the session has another one."""
-        self.drop_reference(name)
-        if self._decisions.follows_losses:
-            self._not_used(session, name)
-
-    def _not_used(self, session: Session, name: str) -> None:
-        """Do not wait for a function that has lost a number in the session, unless others of its numbers remain."""
-        if not self._decisions.counts_numbers or not session.function_uses[name]:
-            self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
         """Drop a reference of a session or program to the function. The hosts drop it with the last reference.
@@ -451,31 +385,37 @@ class Compilation:
         return True
 
     def compiled(self, host: int, message: m.Compiled) -> None:
-        report = self.functions.reports.get(message.function)
-        # The other way round, the worker is of a later version than the one that reported first.
-        if message.status.ok and report is not None and report.is_apart and not message.is_apart:
-            self._settle(message.function, host, _disagreement(message.function, host).status, b"")
+        name, status = message.function, message.status
+        report = self.functions.reports.get(name)
+        # The other way round, the worker is of a later version than the one that reported first, and both are right.
+        is_wrong = report is not None and report.is_apart and not message.is_apart
+        if not status.ok:
+            if message.crashed:
+                self._charge(host, message)
+        elif is_wrong:
+            self._settle(name, host, _disagreement(name, host).status, b"")
             return
-        if message.status.ok:
-            self.functions.compiled += not message.cached
-            self.functions.cached += message.cached
-            self.functions.seconds += message.seconds
-            waiting = self.functions.waiting.get((message.function, host), ())
-            first = self._sessions.get(waiting[0].session) if waiting else None  # it is charged
-            if first is not None:
-                self._meter.account(first.tenant.name, first.number, first.label, message.name).compiled(
-                    message.seconds
-                )
-                self._charge_seconds(first, host, message)
-            reports = self.functions.reports
-            # It may have been released meanwhile. All hosts of an island send the same report.
-            if message.function in self.functions.users and message.function not in reports:
-                reports[message.function] = _report(message, self.functions.locations[message.function])
-                for subscriber in self._subscribers:
-                    subscriber.function_reported(message.function)
-        elif message.crashed:
-            self._charge(host, message)
-        self._settle(message.function, host, message.status, message.info)
+        else:
+            self._note_compiled(host, message)
+        self._settle(name, host, status, message.info)
+
+    def _note_compiled(self, host: int, message: m.Compiled) -> None:
+        """Count a compilation, charge it to the first session that waits for it, and keep the first report."""
+        self.functions.compiled += not message.cached
+        self.functions.cached += message.cached
+        self.functions.seconds += message.seconds
+        waiting = self.functions.waiting.get((message.function, host), ())
+        first = self._sessions.get(waiting[0].session) if waiting else None
+        if first is not None:
+            account = self._meter.account(first.tenant.name, first.number, first.label, message.name)
+            account.compiled(message.seconds)
+            self._charge_seconds(first, host, message)
+        reports = self.functions.reports
+        # It may have been released meanwhile. All hosts of an island send the same report.
+        if message.function in self.functions.users and message.function not in reports:
+            reports[message.function] = _report(message, self.functions.locations[message.function])
+            for subscriber in self._subscribers:
+                subscriber.function_reported(message.function)
 
     def _charge_seconds(self, session: Session, host: int, message: m.Compiled) -> None:
         """Charge a compilation to its tenant's limit, and to its device time if the host's devices are its CPUs.
@@ -499,46 +439,59 @@ class Compilation:
             self._offenses.compiler_crashed(session.tenant, self._outbox.seconds)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
+        """Handle that a host has compiled a function or has failed. Answer the sessions for which it was the last."""
         for done in self.functions.settle(name, host, status, info):
-            failure = done.failure
             session = self._sessions.get(done.session)
             if session is not None and session.migrating.get(done.function) == name:
                 del session.migrating[done.function]  # its migration continues, or fails, at the next flush
-                session.migration_failure = session.migration_failure or failure
-                continue
-            if session is not None and session.functions.get(done.function) == name:
-                if failure is not None and done.is_repeated and self._decisions.notes_failures:
-                    self._failed_again(session, name, failure)
-                    self._outbox.to_session(done.session, m.FunctionReady(done.function, failure, b""))
-                    continue
-                if failure is None:
-                    session.failed_functions.pop(name, None)
-            if failure is not None:
-                for subscriber in self._subscribers:
-                    subscriber.function_failed(done.session, name, failure)
-            if failure is not None and session is not None and session.functions.get(done.function) == name:
-                session.remove_function(done.function)
-                session.function_requests.pop(done.function, None)
-                self.drop_reference(name)
-            self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
-            if failure is None or session is None:
-                self._recompiled(done.session, name)
+                session.migration_failure = session.migration_failure or done.failure
+            elif done.failure is None:
+                self._made_ready(session, done)
             else:
-                self._not_used(session, name)
+                self._failed(session, done, done.failure)
 
-    def _failed_again(self, session: Session, name: str, failure: Status) -> None:
+    def _made_ready(self, session: Session | None, done: Registration) -> None:
+        """Answer a session, which may have ended, that all hosts have compiled a function."""
+        if session is not None and session.functions.get(done.function) == done.name:
+            session.failed_functions.pop(done.name, None)
+        self._outbox.to_session(done.session, m.FunctionReady(done.function, OK, done.info))
+        self.recompilations.ended(done.session, done.name)
+
+    def _failed(self, session: Session | None, done: Registration, why: Status) -> None:
+        """Answer a session, which may have ended, that a host could not compile a function. It loses the function.
+
+        It keeps a function that was compiled before.
+        """
+        has_function = session is not None and session.functions.get(done.function) == done.name
+        if session is not None and has_function and self._is_kept(done):
+            self._failed_again(session, done.name, why)
+            self._outbox.to_session(done.session, m.FunctionReady(done.function, why, b""))
+            return
+        for subscriber in self._subscribers:
+            subscriber.function_failed(done.session, done.name, why)
+        if session is not None and session.functions.get(done.function) == done.name:
+            session.remove_function(done.function)
+            session.function_requests.pop(done.function, None)
+            self.drop_reference(done.name)
+        self._outbox.to_session(done.session, m.FunctionReady(done.function, why, done.info))
+        if session is None:
+            self.recompilations.ended(done.session, done.name)
+        else:
+            self._not_used(session, done.name)
+
+    def _failed_again(self, session: Session, name: str, why: Status) -> None:
         """Fail the launches of a function that was compiled before, until it is compiled again.
 
         The session keeps the function: its proxy sends the source again when an island of the function restarts.
         """
-        session.failed_functions[name] = failure
+        session.failed_functions[name] = why
         if name not in self.functions.reports:  # the session was persisted by an earlier cluster
             for subscriber in self._subscribers:
-                subscriber.function_failed(session.number, name, failure)
-        self._failures.fail_calls(session.number, name, failure)
-        self._recompiled(session.number, name)
+                subscriber.function_failed(session.number, name, why)
+        self._failures.fail_calls(session.number, name, why)
+        self.recompilations.ended(session.number, name)
 
-    # ---- islands that fail and restart
+    # ---- islands that fail
 
     def under_way(self, host: int) -> set[str]:
         """Return the functions that the host compiles."""
@@ -557,98 +510,37 @@ class Compilation:
             if host in hosts and (of is None or all(each.session in of for each in registrations)):
                 self._settle(name, host, status, b"")
 
-    def invalidate_island(self, session: Session, island: int) -> None:
-        """Note that the hosts of a restarted island have to compile the session's functions again.
+    # ---- decisions that differ for the journals of earlier versions: see `Decisions`
 
-        A function that also runs on an island that does not work is compiled when that island has restarted.
-        """
-        groups = session.functions_on.items()
-        names = set().union(*(some for islands, some in groups if self._are_compiled_again(islands, island)))
-        if names:
-            self._scheduler.island_leaves(island)
-            self._resources.islands[island].needs_recompile[session.number] = names
-            self._forget_failures(session, names)
+    def _is_on_ended_island(self, name: str) -> bool:
+        """Return whether one of the function's islands will not restart."""
+        islands = islands_of(self.functions.locations[name]) if self._decisions.follows_losses else ()
+        return any(self._resources.islands[each].is_over for each in islands)
 
-    def _forget_failures(self, session: Session, names: Iterable[str]) -> None:
-        """Have launches wait for functions that could not be compiled again, since they are compiled once more."""
-        if self._decisions.waits_for_repeats and session.failed_functions:
-            for name in names:
-                session.failed_functions.pop(name, None)
+    def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
+        registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)
+        self.functions.expect(registration, replaces_failures=self._decisions.follows_losses)
 
-    def _are_compiled_again(self, islands: tuple[int, ...], restarted: int) -> bool:
-        """Return whether functions on these islands run on the restarted one, and all of the islands work."""
-        if restarted not in islands:
-            return False
-        return not self._decisions.follows_losses or all(self._resources.islands[each].works for each in islands)
+    def replaced(self, session: Session, name: str) -> None:
+        """Drop a reference of the session to the function, in whose place the session has another one."""
+        self.drop_reference(name)
+        if self._decisions.follows_losses:
+            self._not_used(session, name)
 
-    def island_failed(self, failed: IslandFailed) -> None:
-        """Do not wait for functions of the island: they are compiled again when it has restarted."""
-        if not self._decisions.follows_losses:
-            return
-        island = failed.island
-        if self._decisions.keeps_functions:
-            self.functions.stop_waiting(self._repeated_on(island))
-        self._resources.islands[island].needs_recompile.clear()
-        for other in self._resources.islands.values():
-            for number, names in list(other.needs_recompile.items()):
-                groups = self._sessions[number].functions_on.items()
-                lost = set().union(*(names & some for islands, some in groups if island in islands))
-                self._not_needed(other, number, lost)
+    def _not_used(self, session: Session, name: str) -> None:
+        """Do not wait for a function that has lost a number in the session, unless others of its numbers remain."""
+        if not self._decisions.counts_numbers or not session.function_uses[name]:
+            self.recompilations.ended(session.number, name)
 
-    def _repeated_on(self, island: int) -> list[Registration]:
-        """Return what sessions wait for that have had their functions before, of those on the island.
+    def _is_kept(self, done: Registration) -> bool:
+        """Return whether a session keeps a function that could not be compiled, because it was compiled before."""
+        return done.is_repeated and self._decisions.notes_failures
 
-        Functions that are compiled for a migration are not among them: the migration fails.
-        """
-        waiting = [each for some in self.functions.waiting.values() for each in some if each.is_repeated]
-        return [
-            each
-            for each in waiting
-            if island in islands_of(self.functions.locations.get(each.name, ()))
-            and (session := self._sessions.get(each.session)) is not None
-            and session.migrating.get(each.function) != each.name
-        ]
 
-    def request_again(self, lost: Collection[str]) -> dict[int, set[str]]:
-        """Have sessions send the sources again of functions that their hosts have lost. Launches wait for that.
-
-        Return those of the functions that are being compiled, by session: these fail. Functions that run on each island
-        by itself do not fail.
-        """
-        awaited: dict[int, set[str]] = {}
-        for (name, _), waiting in self.functions.waiting.items():
-            report = self.functions.reports.get(name)
-            if name in lost and not (report is not None and report.is_apart):
-                for each in waiting:
-                    awaited.setdefault(each.session, set()).add(name)
-        for session in self._sessions.values():
-            asked = []
-            has_some = any(name in session.function_uses for name in lost)
-            for function, name in session.functions.items() if has_some else ():
-                if name in lost and name not in awaited.get(session.number, ()):
-                    locations = self.functions.locations[name]
-                    asked.append((function, tuple(sorted(hosts_of(locations)))))
-                    for island in islands_of(locations):
-                        self._scheduler.island_leaves(island)
-                        needed = self._resources.islands[island].needs_recompile
-                        needed.setdefault(session.number, set()).add(name)
-            if asked:
-                self._forget_failures(session, [session.functions[function] for function, _ in asked])
-                self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
-        return awaited
-
-    def _recompiled(self, number: int, name: str) -> None:
-        """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
-        for island in self._resources.islands.values():
-            if number in island.needs_recompile:
-                self._not_needed(island, number, {name})
-
-    def _not_needed(self, island: Island, number: int, names: set[str]) -> None:
-        needed = island.needs_recompile[number]
-        needed -= names
-        if not needed:
-            del island.needs_recompile[number]
-            self._scheduler.offer_again(island.number)
+def _raise_if(problem: Status | None) -> None:
+    """Raise StatusError if there is a problem."""
+    if problem is not None:
+        problem.raise_if_error()
 
 
 def _disagreement(name: str, host: int) -> StatusError:

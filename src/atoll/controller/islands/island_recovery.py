@@ -89,6 +89,7 @@ class IslandRecovery:
         self._reservations, self._buffers, self._remains = launcher.reservations, launcher.buffers, state.remains
         self._failures = failures
         self._compilation = compilation
+        self._recompilations = compilation.recompilations
         self._queries = queries
         self._pending_reason = pending_reason
         self._departure_of = departure_of
@@ -225,7 +226,7 @@ class IslandRecovery:
         If a session waits for one of them, it gets the error, and so do its launches.
         """
         lost = self._worlds.failed(host, message)
-        self._failures.fail_without_functions(lost, self._compilation.request_again(lost), message.status)
+        self._failures.fail_without_functions(lost, self._recompilations.request_again(lost), message.status)
 
     def engine_joined(self) -> None:
         """Repeat the pending requests to restart islands, since a new engine does not know them."""
@@ -468,7 +469,7 @@ class IslandRecovery:
         self._at_loss.pop(island, None)
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsRestarted(self._resources.addresses_of(island)))
-            self._compilation.invalidate_island(session, island)
+            self._recompilations.invalidate_island(session, island)
         self._launcher.island_restarted(island)
         self._queries.ask_again(set(self._resources.hosts_of(island)))
 

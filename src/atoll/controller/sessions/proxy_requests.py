@@ -55,6 +55,7 @@ class Proxies:
         self._resources = state.resources
         self._sessions = sessions
         self._compilation = compilation
+        self._releases = compilation.releases
         self._programs = programs
         self._buffers = launcher.buffers
         self._feeds = launcher.feeds
@@ -149,7 +150,7 @@ class Proxies:
         self._programs.release(session, message.program)
 
     def _release_function(self, session: Session, message: m.ReleaseFunction) -> None:
-        self._compilation.release(session, message.function)
+        self._releases.release(session, message.function)
 
     def _make_error(self, session: Session, message: m.MakeError) -> None:
         session.has_errors = True

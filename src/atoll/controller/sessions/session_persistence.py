@@ -54,6 +54,7 @@ class SessionPersistence:
         self._slices = state.slices
         self._tenants = state.tenants
         self._compilation = compilation
+        self._recompilations = compilation.recompilations
         self._spiller = spiller
         self._suspensions = suspensions
         self._files = files
@@ -140,4 +141,4 @@ class SessionPersistence:
         """Record that the hosts of the island have compiled no functions of persisted sessions."""
         for session in self._sessions.values():
             if session.functions:
-                self._compilation.invalidate_island(session, ready.island)
+                self._recompilations.invalidate_island(session, ready.island)

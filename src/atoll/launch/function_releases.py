@@ -1,0 +1,83 @@
+"""Release functions of sessions after the Python gangs that may need them have started.
+
+A Python function may hold objects that are used by calls of other functions that are in line. So the release of a
+function waits until all earlier Python gangs of its session have started. Then it is done in steps. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.launch.shared_state import SharedState
+from atoll.state.session import Session
+
+# Deferred releases of functions that one flush does, and of these in the turn of one session.
+_MOST_RELEASED = 64
+_MOST_OF_A_TURN = 16
+
+
+class FunctionReleases:
+    """The releases of functions that are deferred. `Session.deferred_releases` has those of each session.
+
+    Args:
+      drop: drops a function of a session.
+      deferred: sessions with deferred releases.
+      due: those of them whose deferred releases need not wait any more; the first has the turn.
+    """
+
+    def __init__(
+        self, shared: SharedState, drop: Callable[[Session, int], None], deferred: set[int], due: dict[int, None]
+    ) -> None:
+        self._sessions = shared.sessions
+        self._decisions = shared.decisions
+        self._drop = drop
+        self._deferred = deferred
+        self.due = due
+
+    def release(self, session: Session, function: int) -> None:
+        """Release a function of the session after all earlier Python gangs of the session have started."""
+        if session.python_gangs:
+            session.deferred_releases.append((max(session.python_gangs), function))
+            self._deferred.add(session.number)
+        else:
+            self._drop(session, function)
+
+    def proceed(self) -> None:
+        """Do the deferred releases that need not wait any more, or some of them."""
+        for number in sorted(self._deferred):
+            session = self._sessions.get(number)
+            if session is None or not session.deferred_releases:
+                self._deferred.discard(number)
+            elif not self._decisions.releases_in_steps:
+                self._release_all(session)
+            elif self._is_due(session):
+                self.due.setdefault(number)
+        left = _MOST_RELEASED
+        while self.due and left > 0:
+            number = next(iter(self.due))
+            del self.due[number]
+            session = self._sessions.get(number)
+            if session is not None:
+                left -= 1 + self._release_due(session, _MOST_OF_A_TURN)
+                if self._is_due(session):
+                    self.due[number] = None
+
+    def _is_due(self, session: Session) -> bool:
+        """Return whether the first deferred release of the session need not wait any more."""
+        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+        return bool(deferred) and (waiting is None or deferred[0][0] < waiting)
+
+    def _release_due(self, session: Session, most: int) -> int:
+        """Do deferred releases that need not wait any more, at most so many. Return their number."""
+        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+        count = 0
+        while count < most and deferred and (waiting is None or deferred[0][0] < waiting):
+            self._drop(session, deferred.popleft()[1])
+            count += 1
+        return count
+
+    def _release_all(self, session: Session) -> None:
+        """Do all deferred releases that need not wait any more, as before `Decisions.releases_in_steps`."""
+        self._release_due(session, len(session.deferred_releases))
+        if not session.deferred_releases:
+            self._deferred.discard(session.number)
