@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.client import processes
-from atoll.client.processes import ClientProcesses, Settings, place_with_room
+from atoll.client.processes import ClientProcesses, ClusterChoice, place_with_room
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import ClusterError
@@ -35,12 +35,12 @@ def test_processes_that_a_script_starts_do_not_have_its_run(monkeypatch: pytest.
     monkeypatch.setenv("ATOLL_RUN", "run-7")
     monkeypatch.setenv("ATOLL_DETACH", "60")
     run = NamedRun("run-7", 60.0)
-    assert Settings.from_environment().run == run
+    assert ClusterChoice.from_environment().run == run
     assert not {"ATOLL_RUN", "ATOLL_DETACH"} & set(os.environ)
-    assert Settings.from_environment().run == run, "the next client of the script has the run"
+    assert ClusterChoice.from_environment().run == run, "the next client of the script has the run"
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-    assert Settings.from_environment().run == UNNAMED, "a fork is another process"
+    assert ClusterChoice.from_environment().run == UNNAMED, "a fork is another process"
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytes
     monkeypatch.setattr(processes, "EngineProcess", Engine)
     monkeypatch.setattr(processes, "start_proxy", start_proxy)
     with pytest.raises(ClusterError, match="does not start"):
-        ClientProcesses(Settings("", "", ClusterSettings())).wait_until_up()
+        ClientProcesses(ClusterChoice("", "", ClusterSettings())).wait_until_up()
     assert started[0].patience > Engine.start_seconds

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.client.client_caches import abandon_client_caches, clear_client_caches
 from atoll.client.jaxlib_logging import silenced_jaxlib
-from atoll.client.processes import ClientProcesses, Settings
+from atoll.client.processes import ClientProcesses, ClusterChoice
 from atoll.errors import BackendError
 from atoll.security.join_token import JoinToken
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _LAST_MESSAGES_SECONDS = 0.2  # time for jaxlib's client to report that its connection has ended
 
 
-_chosen: Settings | None = None
+_chosen: ClusterChoice | None = None
 _processes: ClientProcesses | None = None
 _client: Any = None
 _leaving = False  # this process is ending
 
 
-def choose(settings: Settings | None) -> None:
+def choose(choice: ClusterChoice | None) -> None:
     """Set the cluster to which the next client connects. None stands for the environment's."""
     global _chosen
-    _chosen = settings
+    _chosen = choice
 
 
 def cluster() -> tuple[str, str, JoinToken | None] | None:
@@ -57,9 +57,9 @@ def make_client() -> Any:
     if _leaving:
         return _client
     _check_single_process()
-    settings = _chosen or Settings.from_environment()
+    choice = _chosen or ClusterChoice.from_environment()
     disconnect()
-    processes = ClientProcesses(settings, _users_cache())
+    processes = ClientProcesses(choice, _users_cache())
     try:  # to use the time in which the processes start
         from atoll.client import jaxlib_client
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.client import backend
 from atoll.client.plugin import PLATFORM
-from atoll.client.processes import Settings
+from atoll.client.processes import ClusterChoice
 from atoll.cluster.named_runs import DEFAULT_ATTACH_SECONDS, DEFAULT_DETACHED_SECONDS
 from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
@@ -110,13 +110,13 @@ def connect(
     from jax._src.api import clear_backends
 
     read_topology(islands)
-    environment = Settings.from_environment()
+    environment = ClusterChoice.from_environment()
     run = environment.run
     if detach is not None:
         run = replace(run, detach=DEFAULT_DETACHED_SECONDS if detach is True else float(detach))
     run = replace(run, name=run.name if name is None else name, wait=wait)
     run.check()
-    settings = Settings(
+    choice = ClusterChoice(
         address if address is not None else "" if join else environment.address,
         environment.token if token is None else token,
         replace(environment.cluster, islands=islands, shapes=()),
@@ -137,7 +137,7 @@ def connect(
 
     clear_backends()
     jax.config.update("jax_platforms", f"{PLATFORM},cpu")
-    backend.choose(settings)
+    backend.choose(choice)
     try:
         devices = jax.devices(PLATFORM)
         connected = backend.cluster()

@@ -54,7 +54,7 @@ _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClusterChoice:
     """The cluster of a client: at `address`, or at the address in `join`, or an embedded cluster if both are ""."""
 
     address: str
@@ -64,7 +64,7 @@ class Settings:
     run: NamedRun = UNNAMED
 
     @classmethod
-    def from_environment(cls) -> Settings:
+    def from_environment(cls) -> ClusterChoice:
         """Read the environment's values. Raise ClusterError if one is invalid."""
         return cls(
             ADDRESS.text(),
@@ -96,15 +96,15 @@ class ClientProcesses:
     embedded cluster stores compiled programs in `cache_directory`, unless ATOLL_CACHE_DIR is set.
     """
 
-    def __init__(self, settings: Settings, cache_directory: str = "") -> None:
+    def __init__(self, choice: ClusterChoice, cache_directory: str = "") -> None:
         open_standard_streams()
         for line in misspelled_variables(os.environ):
             sys.stderr.write(f"atoll: {line}\n")
         # Check everything before creating directories and processes.
-        reached = _reach(settings) if settings.address or settings.join else None
+        reached = _reach(choice) if choice.address or choice.join else None
         if reached is None:
-            check_settings(settings.cluster)
-            _note_standing_clusters(settings.cluster.islands)
+            check_settings(choice.cluster)
+            _note_standing_clusters(choice.cluster.islands)
         self._directory = make_directory("client")
         self.transfer_directory = transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
@@ -118,14 +118,14 @@ class ClientProcesses:
         self._is_ending = False
         self._proxy: Child | None = None  # None again after this object has seen its exit status
         self._engine: EngineProcess | None = None
-        self.token = settings.token
+        self.token = choice.token
         self.join = reached.join if reached is not None else None
         self.is_embedded = reached is None
-        self._run = settings.run
+        self._run = choice.run
         self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:
             if reached is None:
-                self._engine = self._start_cluster(settings, cache_directory)
+                self._engine = self._start_cluster(choice, cache_directory)
                 self.controller = self._engine.address
             else:
                 self.controller = str(reached.address)
@@ -158,11 +158,11 @@ class ClientProcesses:
             raise
         return ready.address
 
-    def _start_cluster(self, settings: Settings, cache_directory: str) -> EngineProcess:
+    def _start_cluster(self, choice: ClusterChoice, cache_directory: str) -> EngineProcess:
         directory = self._directory / "cluster"
         directory.mkdir(mode=0o700)
         options = EngineOptions(
-            settings.cluster,
+            choice.cluster,
             str(directory),
             parent=os.getpid(),
             cache_directory=default_cache_directory(cache_directory),
@@ -172,7 +172,7 @@ class ClientProcesses:
         everything = {PYTHON_ENVIRONMENT.variable: os.environ.get(PYTHON_ENVIRONMENT.variable, "*")}
         engine = EngineProcess(options, "the embedded cluster", environment=self._environment | everything)
         self._children.append(engine)
-        cluster = settings.cluster
+        cluster = choice.cluster
         register_embedded(
             self._directory, engine.address, cluster.islands, cluster.platform, engine.process.pid, script_name()
         )
@@ -271,11 +271,11 @@ class ClientProcesses:
         remove(self._directory, self.transfer_directory)
 
 
-def _reach(settings: Settings) -> Reach:
-    """Return how to reach the cluster that `settings` names. Raise AtollError if that is invalid."""
+def _reach(choice: ClusterChoice) -> Reach:
+    """Return how to reach the cluster that `choice` names. Raise AtollError if that is invalid."""
     from atoll.operate.joining import reach  # a script that starts its own cluster does not need it
 
-    return reach(settings.address, settings.join)
+    return reach(choice.address, choice.join)
 
 
 def _shared_memory() -> Path:

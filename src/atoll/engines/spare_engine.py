@@ -13,7 +13,7 @@ from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_identity import EngineIdentity
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions
-from atoll.engines.supervisor import RETRY_SECONDS, Supervisor, dial_as
+from atoll.engines.supervisor import DIAL_RETRY_SECONDS, Supervisor, dial_as
 from atoll.errors import AtollError, ClusterError
 from atoll.protocol.messages import BecomeEngine, Refused
 from atoll.retries import Retry
@@ -86,7 +86,7 @@ class SpareEngine:
     async def _run(self) -> None:
         while True:
             self._lost.clear()
-            retry = Retry(RETRY_SECONDS, _SPARE_RETRY_SECONDS)
+            retry = Retry(DIAL_RETRY_SECONDS, _SPARE_RETRY_SECONDS)
             try:
                 self._link = await dial_as(
                     "spare engine",

@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
 _ASKED = "an operator ended it (`atoll down`)"
-RETRY_SECONDS = 0.02
+DIAL_RETRY_SECONDS = 0.02
 _LISTEN_SECONDS = 20.0  # less than `start_engine.START_GRACE_SECONDS`
 
 
@@ -165,7 +165,7 @@ class Supervisor:
         Raise AccessError, or ConnectError after that time.
         """
         options = self._options
-        retry = Retry(RETRY_SECONDS, patience=seconds)
+        retry = Retry(DIAL_RETRY_SECONDS, patience=seconds)
         self._link = link = await dial_as(
             "engine", options, address, self._identity, retry, self.handle, self.link_lost, self.cut_off
         )

@@ -96,7 +96,7 @@ class CompletionReporter:
         steps: StepRunner,
         occupancy: Occupancy,
         watcher: Watcher,
-        readers: ReadThreads,
+        read_threads: ReadThreads,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._occupancy = occupancy
@@ -104,7 +104,7 @@ class CompletionReporter:
         self._now = now
         self._steps = steps
         self._watcher = watcher
-        self._readers = readers
+        self._read_threads = read_threads
         # Each unit that waits for its client has a thread.
         self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
@@ -148,7 +148,7 @@ class CompletionReporter:
             reads, unit.reads = unit.reads, []
             if len(reads) == 1 and self._try_read(unit, reads[0]):
                 return
-            left, threads = _Reads(len(reads)), self._readers.of(unit.plan_run.run.session)
+            left, threads = _Reads(len(reads)), self._read_threads.of(unit.plan_run.run.session)
             for each in reads:
                 start_in(threads, self._read, unit, each, left)
             return
@@ -215,7 +215,7 @@ class CompletionReporter:
         """Start the unit's reads on other threads, and add them to its completions."""
         session = unit.plan_run.run.session
         for each in unit.reads:
-            unit.completions.append(ReadCompletion(self._readers.submit(session, self._read_beside, unit, each)))
+            unit.completions.append(ReadCompletion(self._read_threads.submit(session, self._read_beside, unit, each)))
         unit.reads.clear()
 
     def _read_beside(self, unit: DispatchUnit, each: Read) -> None:

@@ -67,7 +67,7 @@ class PlanExecutor:
         inbox: Inbox,
         occupancy: Occupancy,
         watcher: Watcher,
-        readers: ReadThreads,
+        read_threads: ReadThreads,
         wake: Callable[[], None],
         spill_store: SpillStore,
         now: Callable[[], int] = time.monotonic_ns,
@@ -79,8 +79,8 @@ class PlanExecutor:
         self._wake = wake
         self._spill_store = spill_store
         self._now = now
-        self._readers = readers
-        self.reporter = CompletionReporter(steps, occupancy, watcher, readers, now)
+        self._read_threads = read_threads
+        self.reporter = CompletionReporter(steps, occupancy, watcher, read_threads, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
         self._plan_runs: dict[int, PlanRun] = {}  # with segments to come, by the sequence number of their first unit
@@ -138,7 +138,7 @@ class PlanExecutor:
         store = self._stores.get(session)
         if store is None:
             return False
-        start = partial(self._readers.try_submit, session)
+        start = partial(self._read_threads.try_submit, session)
         return self._steps.client_reads.send(session, feed, store.get(handle), start, otherwise)
 
     def _share(self, message: m.ShareBuffers) -> None:
