@@ -126,7 +126,7 @@ class Launches(Protocol):
     def enqueue(self, node: QueuedNode[GangRun]) -> None:
         """Have a node join its lines."""
 
-    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
+    def gang_left_line(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
 
     def count_ended_gang(self, launch: Launch) -> None:
@@ -539,7 +539,7 @@ class DelegatedRuns:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
-        self._launches.gang_dequeued(gang)
+        self._launches.gang_left_line(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
         self.count_ended(gang)

@@ -398,7 +398,7 @@ class Launcher:
         self._run_messages.send(gang)
         if self._sequential is not None:
             self._sequential.started(gang, len(spec.hosts))
-        self.gang_dequeued(gang)
+        self.gang_left_line(gang)
         self.buffers.drop_uses(session, gang)
 
     def publish_frees(self) -> None:
@@ -523,7 +523,7 @@ class Launcher:
             self._dependencies.resolve(dependency)
         self.count_ended_gang(launch)
 
-    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
+    def gang_left_line(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
         run = gang.run
         program = run.launch.program
@@ -635,20 +635,10 @@ class Launcher:
         if session is not None:
             session.note_error(status)
             self.buffers.fail(session, launch.results, status)
-        unstarted = []
-        for node in launch.nodes:
-            dropped = self.scheduler.drop(node)
-            self.reservations.dropped(dropped)
-            unstarted += dropped.gangs
-        for node in launch.nodes:
-            self.left_out.ended(node)
-            for gang in node.gangs:
-                self.feeds.fail_incoming(gang, status)
-        for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
-            if host in launch.hosts_started and not self._resources.has_failed(host):
-                self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
+        unstarted = self._drop_unstarted(launch)
+        self._stop_hosts(launch, unstarted, status)
         for gang in unstarted:
-            self.gang_dequeued(gang)
+            self.gang_left_line(gang)
             if session is not None:
                 if launch.contents is None:
                     self.feeds.refuse(session, [gang.run.spec], launch.feeds, taken=True)
@@ -661,6 +651,25 @@ class Launcher:
                 self._sequential.finish(node)
         for _ in unstarted:
             self.count_ended_gang(launch)
+
+    def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
+        """Drop the gangs of a failing launch that have not started. Return them."""
+        unstarted: list[Gang[GangRun]] = []
+        for node in launch.nodes:
+            dropped = self.scheduler.drop(node)
+            self.reservations.dropped(dropped)
+            unstarted += dropped.gangs
+        return unstarted
+
+    def _stop_hosts(self, launch: Launch, unstarted: Sequence[Gang[GangRun]], status: Status) -> None:
+        """Have hosts stop waiting for what a failing launch does not send or start any more."""
+        for node in launch.nodes:
+            self.left_out.ended(node)
+            for gang in node.gangs:
+                self.feeds.fail_incoming(gang, status)
+        for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
+            if host in launch.hosts_started and not self._resources.has_failed(host):
+                self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
 
     def session_closed(self, session: Session) -> None:
         """Drop the gangs of the session that have not started, and release its memory."""
@@ -690,7 +699,7 @@ class Launcher:
             if gang.state is not GangState.DROPPED:
                 self.feeds.fail_incoming(gang, _ended(node.session))  # from the parts that will not start
         for gang in dropped.gangs:
-            self.gang_dequeued(gang)
+            self.gang_left_line(gang)
             if node.is_delegated:
                 self.delegated_runs.count_ended(gang)
             self.count_ended_gang(gang.run.launch)
