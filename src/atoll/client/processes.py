@@ -46,11 +46,11 @@ from atoll.operate.cluster_registry import register_embedded, standing_clusters
 if TYPE_CHECKING:
     from atoll.operate.joining import Reach
 
-_taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
-
 _KERNEL = "ipykernel_launcher.py"  # of a notebook
 _PATIENCE_SECONDS = 5.0  # to reach a controller that is up
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
+
+_taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class ClientProcesses:
         self._losses.touch()
         self._known_losses = 0
         self._children: list[Child] = []
-        self._ending = threading.Lock()
-        self._is_ending = False
+        self._lock = threading.Lock()
+        self._expects_ends = False
         self._proxy: Child | None = None  # None again after this object has seen its exit status
         self._engine: EngineProcess | None = None
         self.token = choice.token
@@ -214,7 +214,7 @@ class ClientProcesses:
 
     def leave(self) -> None:
         """Leave the processes to end by themselves, because this process ends. Clean up if one has already ended."""
-        self._end()
+        self._expect_ends()
         ended = any(child.process.poll() is not None for child in self._children)
         for child in self._children:
             child.leave()
@@ -223,31 +223,35 @@ class ClientProcesses:
 
     def close(self) -> None:
         """End the processes and remove their directories."""
-        self._end()
+        self._expect_ends()
         for child in reversed(self._children):
             child.end()
         self._report_killed_proxy()  # it may have been about to exit
         self._remove_directories()
 
-    def _end(self) -> None:
+    def _expect_ends(self) -> None:
         """Treat the exit of a process as expected from now on."""
-        with self._ending:
+        with self._lock:
             self._report_killed_proxy()
-            self._is_ending = True
+            self._expects_ends = True
 
     def _session_lost(self) -> None:
-        """Silence jaxlib before the proxy answers its requests with errors, which are all raised."""
-        with self._ending:
-            if not self._is_ending:
+        """Silence jaxlib before the proxy answers its requests with errors, which are all raised.
+
+        Called on the thread that reads what the proxy reports.
+        """
+        with self._lock:
+            if not self._expects_ends:
                 silence_jaxlib()
 
     def _proxy_ended(self) -> None:
         """Remove the directory for large arrays: the client may still write there, but the proxy no longer reads.
 
-        Errors of all later operations are raised, so jaxlib need not log them too.
+        Errors of all later operations are raised, so jaxlib need not log them too. Called on the thread that watches
+        the proxy.
         """
-        with self._ending:
-            if not self._is_ending:  # otherwise the next client of this process may already use the directory
+        with self._lock:
+            if not self._expects_ends:  # otherwise the next client of this process may already use the directory
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
                 silence_jaxlib()
                 self._report_killed_proxy()
