@@ -6,7 +6,9 @@ from pathlib import Path
 
 from atoll.cluster.environment_variables import TABLES
 from atoll.cluster.settings import SETTINGS, default_text
+from atoll.cluster.tenant_settings import TenantSettings, limit_text
 from atoll.cluster.topology import MOST
+from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
@@ -48,13 +50,22 @@ _SIZES = (
     ("names of published arrays of a tenant", named_arrays.MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
     ("arrays in all versions of a tenant", named_arrays.MOST_ARRAYS, "an error; keep fewer versions"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
+    ("buffers that a session has sent and that no launch has used yet", MAX_EARLY_FEEDS, "the session ends"),
     ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
 )
+_TENANTS = """
+## Limits of tenants
+
+[Tenants](../operate/sharing.md#tenants) have the following limits by default while other tenants have sessions. The
+file of tenants and `atoll tenants set` change them. [Quotas](../operate/sharing.md#quotas) have no limit by default.
+
+| key | default |
+|---|---|
+"""
 _SETTINGS = """
 ## Limits with a setting
 
-[Settings](settings.md) describes each of them. [Quotas of tenants](../operate/sharing.md#quotas) are set in the file of
-tenants.
+[Settings](settings.md) describes each of them.
 
 | setting | limit | default |
 |---|---|---|
@@ -72,6 +83,10 @@ _VARIABLES = (
 def page() -> str:
     """Return the page."""
     text = _HEAD + "".join(f"| {subject} | {value:,} | {effect} |\n" for subject, value, effect in _SIZES)
+    text += _TENANTS
+    default = TenantSettings("")
+    for key in ("launch_rate", "compile_seconds", "upload_rate", "run_seconds"):
+        text += f"| `{key}` | {limit_text(key, getattr(default, key))} |\n"
     text += _SETTINGS
     for name in _NAMES:
         text += f"| `{SETTINGS[name].variable}` | {SETTINGS[name].help} | {default_text(name)} |\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.permissions import COMMANDS
 from docs import commands_page, status_page
 from docs.commands_page import commands
 
@@ -35,6 +36,11 @@ def test_the_status_report_has_a_section_for_each_object() -> None:
             assert set(status_page.structs_in(kind)) <= set(titles), struct
 
 
+def test_the_permissions_list_each_command_that_asks_a_controller() -> None:
+    others = {"run", "attach", "up", "host", "kubernetes", "slurm", "alerts", "logs", "replay", "proxy"}
+    assert {f"atoll {name}" for name in set(commands()) - others} == set(COMMANDS)
+
+
 def test_no_command_has_two_options_of_one_name() -> None:
     names = {name: [each for param in command.params for each in param.opts] for name, command in commands().items()}
     assert {name: each for name, found in names.items() for each in found if found.count(each) > 1} == {}
@@ -47,6 +53,11 @@ def test_the_page_of_commands_has_the_options_of_each_command() -> None:
     for name, command in commands().items():
         options = {each for param in command.params if not param.hidden for each in param.opts if each[:2] == "--"}
         assert {each for each in options - {"--help"} if f"`{each}" not in texts[name]} == set(), name
+
+
+def test_options_with_values_in_the_text_of_the_page_of_commands_are_one_span_of_code() -> None:
+    page = commands_page.PAGE.read_text()
+    assert re.findall(r"`--[a-z-]+` (?:local|hosts|ray)\b|`--[a-z-]+`=\S*", page) == []
 
 
 def test_the_page_of_commands_has_choices_and_defaults() -> None:

@@ -101,6 +101,8 @@ COMMANDS: dict[str, type[Any]] = {
     "atoll top": m.StatusRequest,
     "atoll web": m.StatusRequest,
     "atoll metrics": m.StatusRequest,
+    "atoll why": m.StatusRequest,
+    "atoll bundle": m.StatusRequest,
     "atoll arrays": m.StatusRequest,
     "atoll ps": m.StatusRequest,
     "atoll arrays rm": m.RemoveArraysRequest,

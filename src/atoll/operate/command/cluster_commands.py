@@ -84,8 +84,8 @@ def up(
         typer.Option(
             "--authority",
             help="Keep the cluster's authority and tokens in this file, which is created if it does not exist. The "
-            "next cluster with this file has the same join tokens, so hosts with `--stay` find it. With --engine ray, "
-            "a file on the controller's node.",
+            "next cluster with this file has the same join tokens, so hosts with `--stay` find it. With `--engine "
+            "ray`, a file on the controller's node.",
             metavar="FILE",
         ),
     ] = None,
@@ -104,7 +104,7 @@ def up(
         typer.Option(
             "--journal",
             help="Keep a journal of the controller in this directory, which only you can read. A controller that exits "
-            "or is killed is restarted and continues without losing state. With --engine ray, a directory on the "
+            "or is killed is restarted and continues without losing state. With `--engine ray`, a directory on the "
             'controller\'s node. See the page "The journal".',
             metavar="DIRECTORY",
         ),
@@ -114,15 +114,15 @@ def up(
         typer.Option(
             "--continue",
             help="If the --journal is that of a cluster whose controller and engine were killed, or whose machine was "
-            "restarted, continue that cluster: its hosts and scripts wait for ATOLL_GRACE. Needs --engine hosts, and "
-            "on TCP the same --authority.",
+            "restarted, continue that cluster: its hosts and scripts wait for ATOLL_GRACE. Needs `--engine "
+            "hosts`, and on TCP the same --authority.",
         ),
     ] = False,
     standby: Annotated[
         str,
         typer.Option(
             "--standby",
-            help="Start no hosts but a standby of the controller at this address, which also needs a --journal. The "
+            help="Start a standby of the controller at this address, and no hosts. It needs its own --journal. The "
             "standby follows that controller, and takes over if it fails. On TCP, give the same --authority. With "
             "--continue, --leader-lease and --foreground, the two machines are equals: each follows the other one if "
             "that serves the cluster, and otherwise serves it itself. SIGTERM then leaves the cluster to the other.",

@@ -20,9 +20,7 @@ def logs(
     ] = "",
     process: Annotated[
         str,
-        typer.Option(
-            help="Show only lines of this kind of process: engine, controller, worker or host.", metavar="KIND"
-        ),
+        typer.Option(help="Show only lines of this kind of process: engine, controller or worker.", metavar="KIND"),
     ] = "",
     run: Annotated[
         int, typer.Option("--run", min=0, help="Show the log of an earlier run: 1 is the one before the last.")

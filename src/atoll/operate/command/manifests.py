@@ -218,7 +218,8 @@ def slurm(
     sbatch: Annotated[
         list[str] | None,
         typer.Option(
-            help="Directive of sbatch, such as --sbatch=--time=2:00:00. Repeat the option for several.", metavar="FLAG"
+            help="Directive of sbatch, such as `--sbatch=--time=2:00:00`. Repeat the option for several.",
+            metavar="FLAG",
         ),
     ] = None,
     join_file: Annotated[
