@@ -1,5 +1,7 @@
 """How Sphinx builds this site: `make docs`."""
 
+from sphinx.application import Sphinx
+
 from atoll._version import __version__
 
 project = "Atoll"
@@ -25,3 +27,13 @@ html_theme = "furo"
 html_title = f"Atoll {release}"
 html_copy_source = False
 html_show_sphinx = False
+
+
+def _link_within_the_site(_: Sphinx, __: str, source: list[str]) -> None:
+    """Replace links to files that pages of the site include. In the repository, the links lead to the files."""
+    for file, page in (("CONTRIBUTING.md", "contribute/contributing.md"), ("CHANGELOG.md", "project/changelog.md")):
+        source[0] = source[0].replace(f"](../../{file}", f"](/{page}")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _link_within_the_site)

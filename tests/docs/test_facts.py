@@ -13,12 +13,16 @@ import pytest
 from atoll._version import __version__
 from atoll.client.jax_patches import direct_reads, large_writes, tree_reads, tree_writes
 from atoll.client.jax_patches.numbered_runs import LEAST_WRITTEN
-from atoll.cluster.settings import HOSTS_SECONDS
+from atoll.cluster.settings import HOSTS_SECONDS, LOCAL_SECONDS
+from atoll.cluster.tenant_settings import TenantSettings
+from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
+from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.operate.command import command_line
 from atoll.operate.command import scripts as run_command
 from atoll.protocol.messages.proxy_messages import MOST_CARRIED_BYTES
 from atoll.protocol.questions import MOST_CONTENTS
+from atoll.quantities import human_bytes
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD
 from atoll.transfers.shared_slots import SLOT_BYTES, SLOTS
 from atoll.transfers.streams import STREAM_THRESHOLD
@@ -145,7 +149,9 @@ def test_each_dependency_has_a_license() -> None:
     assert all(license.strip() for license in rows.values())
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start/installation.md", "docs/project/compatibility.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CHANGELOG.md", "docs/start/installation.md", "docs/project/compatibility.md"]
+)
 def test_a_page_names_the_supported_versions(page: str) -> None:
     text = (ROOT / page).read_text()
     (python,) = re.findall(r">=([\d.]+)", PROJECT["requires-python"])
@@ -153,6 +159,7 @@ def test_a_page_names_the_supported_versions(page: str) -> None:
         found for each in PROJECT["dependencies"] for found in re.findall(r"^jax>=([\d.]+),<0\.(\d+)", each)
     ]
     assert re.search(rf"\b{re.escape(python)} (?:or|and) newer", text)
+    assert not re.search(r"\bPython 3\.\d+ to 3\.\d+", text)
     assert f"{oldest} to 0.{int(first_unsupported) - 1}" in text
 
 
@@ -201,11 +208,30 @@ def test_the_design_has_the_number_of_credits_of_the_code() -> None:
     assert f"{LAUNCH_WINDOW // 32} credits together" in (DOCS / "design" / "scheduling.md").read_text()
 
 
+def test_the_design_has_the_times_for_hosts_to_join_and_the_number_of_restarts() -> None:
+    page = " ".join((DOCS / "design" / "failures.md").read_text().split())
+    assert f"{LOCAL_SECONDS:.0f} s, and {HOSTS_SECONDS:.0f} s with the engines" in page
+    assert (MAX_RESTARTS, RESTART_SPAN_SECONDS) == (8, 60.0)
+    ends = re.findall(r"(\w+) (?:such failures |times )within (\d+ s|a minute)", page)
+    assert set(ends) == {("nine", "a minute")}
+
+
 @pytest.mark.parametrize("page", ["clusters.md", "launchers.md"])
 def test_a_page_has_the_time_for_hosts_to_join(page: str) -> None:
     text = (DOCS / "operate" / page).read_text()
     found = re.findall(r"(?:`--wait` seconds \(|waits for hosts, )(\d+)", text)
     assert [int(seconds) for seconds in found] == [HOSTS_SECONDS]
+
+
+def test_the_page_of_tenants_has_the_defaults_of_their_limits() -> None:
+    page = (DOCS / "operate" / "sharing.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", page, re.MULTILINE))
+    default = TenantSettings("")
+    assert shown["upload_rate"] == human_bytes(default.upload_rate).replace(".0", "")
+    for key in ("launch_rate", "compile_seconds", "run_seconds", "share", "priority", "reserve"):
+        assert shown[key] == f"{getattr(default, key):,.0f}", key
+    assert f"except {LAUNCH_WINDOW} per session" in shown["launches"]
+    assert f"except {MAX_EARLY_FEEDS:,} per session" in shown["uploads"]
 
 
 def test_the_page_of_commands_has_the_exit_statuses_of_the_code() -> None:
@@ -272,6 +298,15 @@ def test_links_named_above_and_below_lead_there() -> None:
             if is_above != (link[1] == "above"):
                 wrong.append((page.name, link[0]))
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_to_files_that_the_site_includes_lead_to_headings_without_the_site(page: Path) -> None:
+    """In the repository, a page that includes a file has no headings. `conf.py` changes the links for the site."""
+    text = page.read_text()
+    assert re.findall(r"\]\([^)]*(?:contributing|changelog)\.md#[^)]*\)", text) == []
+    for file, anchor in re.findall(r"\]\((\.\./\.\./(?:CONTRIBUTING|CHANGELOG)\.md)#([^)]+)\)", text):
+        assert anchor in anchors_of(page.parent / file), f"{file}#{anchor}"
 
 
 @pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(DOCS)))
