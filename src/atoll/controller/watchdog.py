@@ -14,7 +14,7 @@ from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
 from atoll.launch.foremost_gangs import foremost_gangs, with_foremost
 from atoll.launch.launcher import Launcher
-from atoll.launch.scheduler import Wait
+from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations

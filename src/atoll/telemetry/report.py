@@ -23,7 +23,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
 from atoll.launch.connections import Connections, Peer
 from atoll.launch.launcher import Launcher
-from atoll.launch.scheduler import Wait
+from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
