@@ -60,7 +60,13 @@ class LoadedExecutable(abc.ABC):
 
     @abc.abstractmethod
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        """Return the program that runs the executable. It does not consume those of `donated` that are `preserved`."""
+        """Return the program that runs the executable.
+
+        Args:
+          preserved: arguments that the program does not consume, of those in `donated`.
+          completion: whether the program has more results, its completions.
+          stream: the client's execution stream, for functions of colocated Python.
+        """
 
     def run_on_host(
         self, cluster: ClusterSession, handles: Sequence[int], context: int, launch_id: int

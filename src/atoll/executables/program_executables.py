@@ -102,14 +102,19 @@ class ProgramExecutable(LoadedExecutable):
         nodes = tuple(preserving(node, preserved) for node in self.definition.nodes)
         if not completion:
             return msgspec.structs.replace(self.definition, nodes=nodes)
-        # Calls whose outputs no other node uses end last, so they get completions, which renumber the values after
-        # them.
+        return self._with_completions(nodes)
+
+    def _with_completions(self, nodes: Sequence[Node]) -> Program:
+        """Return the program of these nodes with more results: the completions of the calls that end last.
+
+        These are the calls whose outputs no other node uses. A completion is one more output of its call, so the values
+        of later nodes get other numbers.
+        """
         used = {value for node in nodes for value in node.inputs}
-        moved = list(range(len(self.definition.arguments)))
+        moved = list(range(len(self.definition.arguments)))  # the new number of each value
         completed: list[Node] = []
         completions = []
-        total = len(moved)
-        first = total
+        first = total = len(moved)  # the next number, before and after
         for node in nodes:
             outputs = range(first, first + len(node.outputs))
             first = outputs.stop

@@ -146,7 +146,10 @@ class Compilation:
             )
 
     def _hosts_per_island(self, islands: tuple[int, ...]) -> tuple[int, ...]:
-        """Return `Compile.islands`: empty if a host does not find out whether functions need worlds."""
+        """Return the number of hosts of each island, for `Compile.islands`.
+
+        Return () if one of the hosts cannot find out whether a function needs a world. Then all functions get one.
+        """
         topology = self._resources.topology
         first = self._resources.compile_first(islands)
         return tuple([len(topology.hosts_of(island)) for island in islands]) if first else ()

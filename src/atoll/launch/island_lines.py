@@ -34,11 +34,11 @@ def _no_loads() -> GroupedCounts[int, HostWindow]:
 class IslandLines(Generic[Payload]):
     """The lines of an island, its committed gangs, and its work in flight.
 
-    Several islands may *share* this object while all of this is equal for them. The record, the hosts and the loads are
-    then those of the first island, which also has the least number.
+    Several islands may *share* this object while all of their attributes would be equal. The record, the hosts and the
+    loads are then those of the first island, the one with the least number.
 
-    `Launcher.in_flight` has the gangs in flight. The counts here could be derived from them, but each start needs
-    several of them, and to sum up 24 gangs takes 1.4 us. `count_differences` compares.
+    The counts of work in flight repeat what `Launcher.in_flight` has, because each start needs several of them, and to
+    sum up 24 gangs takes 1.4 us. `QueuedWork.count_differences` compares the two.
     """
 
     record: Island
