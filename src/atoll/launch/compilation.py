@@ -390,16 +390,16 @@ class Compilation:
     def compiled(self, host: int, message: m.Compiled) -> None:
         name, status = message.function, message.status
         report = self.functions.reports.get(name)
-        # The other way round, the worker is of a later version than the one that reported first, and both are right.
-        is_wrong = report is not None and report.is_apart and not message.is_apart
-        if not status.ok:
-            if message.crashed:
-                self._charge(host, message)
-        elif is_wrong:
+        # The first report says that the islands do not communicate, and this one that they do. The other way round is
+        # no error: the worker is of a later version than the one that reported first.
+        is_contradiction = report is not None and report.is_apart and not message.is_apart
+        if status.ok and is_contradiction:
             self._settle(name, host, _disagreement(name, host).status, b"")
             return
-        else:
+        if status.ok:
             self._note_compiled(host, message)
+        elif message.crashed:
+            self._charge(host, message)
         self._settle(name, host, status, message.info)
 
     def _note_compiled(self, host: int, message: m.Compiled) -> None:
