@@ -202,6 +202,23 @@ def test_while_an_unbounded_gang_runs_only_the_window_bounds_gangs_in_flight():
         assert started(scheduler) == ([9] if gang is first[-1] else []), "two gangs at most, as before"
 
 
+@pytest.mark.parametrize("tries", [True, False])
+def test_an_island_tries_to_start_gangs_when_an_unbounded_gang_has_ended(tries):
+    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, tries_after_calls=tries)
+    for node in (launch(1, session=2, weight=0), *(launch(i, estimate=1) for i in range(2, 20))):
+        scheduler.enqueue(node)
+    unbounded, *others = gangs(scheduler)
+    assert len(others) == 8, "the window is full"
+    scheduler.touched.clear()
+    for gang in others[:3]:
+        scheduler.finished(gang)
+    assert scheduler.touched == set(), "not before half of the window is free"
+    scheduler.finished(unbounded)
+    for gang in others[3:]:
+        scheduler.finished(gang)
+    assert scheduler.touched == ({0} if tries else set()), "without the decision, what is in line waits forever"
+
+
 def test_the_estimate_of_a_gang_is_read_when_it_is_committed():
     class HasDuration:
         expected = 500 * MS

@@ -85,6 +85,7 @@ class Launcher:
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
             keeps_kinds=shared.decisions.keeps_kinds,
+            tries_after_calls=shared.decisions.tries_after_calls,
             reserve=self._reserve,
             line_up_instead=self._line_up_instead,
         )

@@ -55,6 +55,7 @@ class Scheduler(QueuedWork[Payload]):
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
       keeps_kinds: `Decisions.keeps_kinds`.
+      tries_after_calls: `Decisions.tries_after_calls`.
       reserve: takes the memory of a node before it is committed, or returns what it lacks. A node that lacks memory is
         not committed until `retry`. By default, memory is not counted.
       line_up_instead: is called before a delegated node is committed. If other nodes have to run in its place, it
@@ -69,12 +70,14 @@ class Scheduler(QueuedWork[Payload]):
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
         keeps_kinds: bool = True,
+        tries_after_calls: bool = True,
         reserve: Callable[[QueuedNode[Payload]], Reason | None] | None = None,
         line_up_instead: Callable[[QueuedNode[Payload]], bool] | None = None,
     ) -> None:
         super().__init__()
         self.window = window
         self._keeps_kinds = keeps_kinds
+        self._tries_after_calls = tries_after_calls
         self._reserve = reserve
         self._line_up_instead = line_up_instead
         self._busy_ns = busy_ns
@@ -253,6 +256,8 @@ class Scheduler(QueuedWork[Payload]):
                     self.touched.add(lines.record.number)
             if not gang.weight:
                 lines.count_unbounded(-1)
+                if self._tries_after_calls:  # full hosts may take gangs now, and no gang in flight will report it
+                    self.touched.add(lines.record.number)
             if lines.draining and lines.in_flight == 0:
                 lines.draining = False
                 self.touched.add(lines.record.number)

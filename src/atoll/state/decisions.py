@@ -54,6 +54,8 @@ class Decisions:
             ready. Before, a cluster that continued from such a journal waited forever.
         writes_what_stays: If a version is complete after newer ones, and therefore freed at once, it is not written to
             files. Before, it was put in line, and then no other version of its tenant was written.
+        tries_after_calls: An island tries to start gangs when a call into Python has ended, because full hosts may take
+            gangs then. Before, gangs in line waited for another event of the island, if necessary forever.
     """
 
     counts_lists: bool
@@ -77,6 +79,7 @@ class Decisions:
     watches_beside_python: bool
     replaces_early: bool
     writes_what_stays: bool
+    tries_after_calls: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -103,4 +106,5 @@ class Decisions:
             watches_beside_python=number >= 9,
             replaces_early=number >= 10,
             writes_what_stays=number >= 10,
+            tries_after_calls=number >= 10,
         )
