@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.journal import files
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
@@ -25,6 +27,18 @@ def test_a_start_without_the_tenant_of_a_persisted_session_has_its_own_exit_stat
     ended = user.atoll("up", "--foreground", "--islands", "1x1x1", "--journal", str(tmp_path / "journal"))
     assert ended.returncode == 78
     assert "this cluster has no tenant ana" in ended.stderr
+
+
+def test_a_start_with_the_journal_of_another_protocol_has_its_own_exit_status(
+    user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FileHeader", partial(files.FileHeader, protocol=999))
+    journal = Journal(Directory(tmp_path / "journal"), 5, 1, bytes)
+    journal.begin()
+    journal.close()
+    ended = user.atoll("up", "--foreground", "--islands", "1x1x1", "--journal", str(tmp_path / "journal"))
+    assert ended.returncode == 78
+    assert "protocol 999" in ended.stderr
 
 
 @pytest.mark.parametrize("page", [page for page in OPERATE.glob("*.md") if "Restart=always" in page.read_text()])

@@ -29,7 +29,7 @@ from atoll.controller_process.controller_options import (
     ControllerOptions,
 )
 from atoll.engines.restart_rules import RETRY_SECONDS, RestartPolicy, StartRetries
-from atoll.errors import LeaseError
+from atoll.errors import ClusterError, IncompatibleJournalError, LeaseError
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
 
@@ -65,6 +65,7 @@ class ControllerChild:
         self._bug = ""  # the bug that the controller reports before it exits
         self._problem = ""  # what prevents the start of a controller, as it reports before it exits
         self._gave_reason = False  # whether the last controller has reported what prevents its start
+        self._cannot_restart = False  # whether no other start can continue from the journal
         self._has_run = False
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
@@ -80,10 +81,11 @@ class ControllerChild:
         """Whether the controller has ended because an operator asked for it."""
         return self._was_asked
 
-    @property
-    def where_to_look(self) -> str:
-        """The end of an error about it: where its messages are, or "" if it has reported why it cannot run."""
-        return "" if self._gave_reason else "; its messages are above"
+    def start_error(self, what: str, text: str, advice: str = "") -> ClusterError:
+        """Return the error for the start of `what`, which failed because the last controller has ended."""
+        kind = IncompatibleJournalError if self._cannot_restart else ClusterError
+        where = "" if self._gave_reason else "; its messages are above"
+        return kind(f"{what} did not start: {text}{where}{advice}")
 
     def start(self) -> None:
         """Start the controller. Raise OSError if the process cannot be started."""
@@ -141,6 +143,7 @@ class ControllerChild:
         text = f"the controller ended: {describe_exit(status)}"
         problem, self._problem = self._problem, ""
         self._gave_reason = bool(problem)
+        self._cannot_restart = status == CANNOT_RESTART
         if problem:
             text = f"the controller cannot run: {problem}"
         (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
@@ -156,7 +159,7 @@ class ControllerChild:
             self._on_replaced(text)
             return
         self._was_asked = not status and not bug and not self._is_ending
-        may_restart = self._failures < _MOST_FAILURES and status != CANNOT_RESTART
+        may_restart = self._failures < _MOST_FAILURES and not self._cannot_restart
         counts = status == FAILED_STATUS and not is_charged
         if counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False

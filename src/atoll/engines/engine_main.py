@@ -75,7 +75,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
             await stop.wait()
     except AtollError as error:
         reason = str(error)
-        write_ready(options.ready_fd, Started(error=str(error)), is_last=False)
+        write_ready(options.ready_fd, Started(error=str(error), kind=type(error).__name__), is_last=False)
     finally:
         reason = reason or parent.reason or (supervisor.reason if supervisor is not None else "")
         reason = reason or f"its engine received {stop.reason}"

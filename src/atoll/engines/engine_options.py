@@ -40,10 +40,14 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The engine's answer when the cluster is up, or when its start has failed with `error`."""
+    """The engine's answer when the cluster is up, or when its start has failed with `error`.
+
+    `kind` is the name of the error's class (`errors.error_kind`).
+    """
 
     address: str = ""
     error: str = ""
+    kind: str = ""
 
 
 class EngineEnd(msgspec.Struct, frozen=True):

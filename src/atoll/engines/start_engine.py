@@ -13,7 +13,7 @@ from atoll.cluster.tenant_settings import keep_tenants
 from atoll.devices.device_kinds import check_platform
 from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, error_kind
 from atoll.launch.policies import check_policy
 from atoll.security.join_token import JoinToken, host_join_file, join_file, read_join
 from atoll.security.roles import Role
@@ -68,7 +68,8 @@ class EngineProcess(Child):
         """
         started = self.read(Started, self.start_seconds, is_last=not until_end)
         if started.error:
-            raise ClusterError(started.error)
+            kind = error_kind(started.kind)
+            raise (kind if kind is not None and issubclass(kind, ClusterError) else ClusterError)(started.error)
 
     def wait_for_end(self) -> EngineEnd:
         """Block until the engine has ended, and return why. An exception of a signal handler ends the wait."""

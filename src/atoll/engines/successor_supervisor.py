@@ -122,9 +122,8 @@ class SuccessorSupervisor:
 
     def _ended(self, text: str) -> None:
         if not self._up.done():
-            where = self._controller.where_to_look
             advice = "" if self._standby else f". {_WITHOUT_CONTINUE}"
-            self._up.set_exception(ClusterError(f"{self._what} did not start: {text}{where}{advice}"))
+            self._up.set_exception(self._controller.start_error(self._what, text, advice))
         if self._spare.supervisor is not None:  # it gives peers the reason
             self._spare.supervisor.controller_ended(text)
             return

@@ -293,8 +293,7 @@ class Supervisor:
     def _fail(self, text: str) -> None:
         """Fail the start of the cluster. Do nothing when it is up."""
         if not self._up.done():
-            where = self._controller.where_to_look
-            self._up.set_exception(ClusterError(f"the cluster did not start: {text}{where}"))
+            self._up.set_exception(self._controller.start_error("the cluster", text))
 
     def controller_ended(self, text: str) -> None:
         """Set `stop`, with this reason, since the controller has ended and is not restarted."""
