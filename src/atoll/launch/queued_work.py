@@ -38,7 +38,7 @@ class SchedulerStatistics:
 
 
 class QueuedWork(Generic[Payload]):
-    """What waits for each island, in which order and why, and what the islands count. The scheduler's base class."""
+    """The base class of the scheduler: nodes that wait for each island, their reasons, and the counts of islands."""
 
     def __init__(self) -> None:
         self._islands: list[IslandLines[Payload]] = []
