@@ -6,7 +6,10 @@ import os
 
 import pytest
 
-from atoll.client.grpc_polling import VALUE, VARIABLE, polled_by_callers
+from atoll.client.grpc_polling import VALUE, polled_by_callers
+from atoll.cluster.environment_variables import GRPC_EXPERIMENTS
+
+VARIABLE = GRPC_EXPERIMENTS.variable
 
 
 def test_the_choice_is_in_the_environment_only_within_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

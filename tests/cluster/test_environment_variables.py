@@ -58,7 +58,7 @@ def _undeclared(tree: list[ast.AST]) -> Iterator[str]:
 
 # Variables that Atoll only sets or removes, for a library in the same process.
 _SET = {
-    "atoll.client.backend": 3,  # of jaxlib's client, which reads them when it first connects
+    "atoll.client.jaxlib_client": 3,  # of jaxlib's client, which reads them when it first connects
     "atoll.engines.ray.actors": 1,  # of Ray's workers
 }
 

@@ -6,6 +6,7 @@ Each function without `test_` in its name runs twice: here on stock JAX, and in 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from atoll.ifrt.early_reads import LEAST_SECONDS_BEFORE_OTHERS
 from tests.end_to_end.lost_controller import controller
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StartCluster
@@ -143,11 +145,13 @@ _READY: list[jax.Array] = []
 def prepare(are_awaited: bool) -> None:
     """Make arrays that are ready, after the first read, for which the host opens a socket to this process.
 
-    Wait for them, or only for an array that is computed after them.
+    Wait for them, or only for an array that is computed after them, and then until they are old enough for early reads.
     """
     assert [float(each) for each in ready_arrays(2)] == [0, 1]
     _READY[:] = ready_arrays(9) if are_awaited else [computed(jnp.float32(i)) for i in range(9)]
     ready_arrays(1)
+    if not are_awaited:
+        time.sleep(LEAST_SECONDS_BEFORE_OTHERS)
 
 
 def read_prepared() -> list[float]:

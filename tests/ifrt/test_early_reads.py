@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.ifrt.early_reads import LEAST_SECONDS, EarlyReads
+from atoll.ifrt.early_reads import LEAST_SECONDS, LEAST_SECONDS_BEFORE_OTHERS, EarlyReads
 
 
 class Clock:
@@ -23,6 +23,18 @@ def test_only_arrays_that_were_launched_a_while_ago_are_tried() -> None:
     assert not reads.may_try(clock.seconds)
     assert not reads.may_try(clock.seconds - 0.9 * LEAST_SECONDS)
     assert reads.may_try(clock.seconds - 1.1 * LEAST_SECONDS)
+
+
+def test_an_array_behind_which_others_were_launched_is_tried_later() -> None:
+    """A serving loop reads the result of a step after it has launched the next one, and the step still runs."""
+    clock = Clock()
+    reads = EarlyReads(clock)
+    reads.launched(clock.seconds - 0.005)
+    reads.launched(clock.seconds - 0.001)
+    assert not reads.may_try(clock.seconds - 0.005)
+    assert reads.may_try(clock.seconds - 0.001)
+    clock.seconds += LEAST_SECONDS_BEFORE_OTHERS
+    assert reads.may_try(clock.seconds - LEAST_SECONDS_BEFORE_OTHERS - 0.005)
 
 
 def test_each_further_miss_doubles_the_reads_that_are_not_tried() -> None:

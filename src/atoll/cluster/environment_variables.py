@@ -272,6 +272,13 @@ XLA_FLAGS = OTHERS.add(
     "Flags of XLA for the workers. Atoll adds flags that disable XLA's time limits on collectives.",
     more="See [collectives that wait](design/failures.md#collectives-that-wait).",
 )
+GRPC_EXPERIMENTS = OTHERS.add(
+    "GRPC_EXPERIMENTS",
+    TEXT,
+    "Experiments of gRPC in a script.",
+    default="jaxlib's client does not use gRPC's event engine",
+    more="See [the cost of a call](design/performance.md#what-was-done-about-it).",
+)
 NCCL_INTERFACE = OTHERS.add(
     "NCCL_SOCKET_IFNAME",
     TEXT,

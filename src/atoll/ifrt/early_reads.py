@@ -1,7 +1,10 @@
 """Which arrays are read from their hosts before the proxy knows that they are ready.
 
-A host that has computed an array can send it at once, without a launch of the read. If it has not, the request was in
-vain, so the proxy asks only for arrays that were launched a while ago, and less often after hosts could not send them.
+A host that has computed an array can send it at once, without a launch of the read. If it has not, one of its threads
+waits for the array, and wakes at the same time as the thread that reports the computation. A serving loop launches a
+step and then reads the result of the one before: there, these threads take CPU time from the step that runs. So the
+proxy asks only for arrays that were launched a while ago, for a longer while if others were launched later, and less
+often after hosts could not send them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LEAST_SECONDS = 1e-3  # since the launch, in which short computations end
+LEAST_SECONDS_BEFORE_OTHERS = 0.1  # if others were launched later
 _MOST_DOUBLINGS = 6  # of the number of reads that are not tried after a miss
 
 
@@ -20,10 +24,15 @@ class EarlyReads:
         self._misses = 0  # without a hit between them
         self._has_missed = False  # the last try
         self._left = 0  # reads that are not tried
+        self._newest = 0.0  # when the last launch was handled
+
+    def launched(self, made_at: float) -> None:
+        """Note a launch that was handled at `made_at`."""
+        self._newest = made_at
 
     def may_try(self, made_at: float) -> bool:
         """Return whether to ask the host of an array, whose launch was handled at `made_at`."""
-        if self._now() - made_at < LEAST_SECONDS:
+        if self._now() - made_at < (LEAST_SECONDS_BEFORE_OTHERS if made_at < self._newest else LEAST_SECONDS):
             return False
         if self._left:
             self._left -= 1

@@ -280,6 +280,7 @@ class IfrtSession:
     ) -> None:
         """Define arrays for the handles. The stack that made them lives as long as they do."""
         origin, now = Origin(context, len(handles)) if context and handles else None, self._loop.time()
+        self.early_reads.launched(now)
         for i, handle in enumerate(handles):
             memory = memories[i] if memories else Memory()
             self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin, made_at=now)
