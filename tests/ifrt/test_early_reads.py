@@ -30,9 +30,9 @@ def test_an_array_behind_which_others_were_launched_is_tried_later() -> None:
     clock = Clock()
     reads = EarlyReads(clock)
     reads.launched(clock.seconds - 0.005)
-    reads.launched(clock.seconds - 0.001)
+    reads.launched(clock.seconds - 0.002)
     assert not reads.may_try(clock.seconds - 0.005)
-    assert reads.may_try(clock.seconds - 0.001)
+    assert reads.may_try(clock.seconds - 0.002)
     clock.seconds += LEAST_SECONDS_BEFORE_OTHERS
     assert reads.may_try(clock.seconds - LEAST_SECONDS_BEFORE_OTHERS - 0.005)
 
