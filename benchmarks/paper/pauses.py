@@ -18,9 +18,9 @@ _WITHIN = 50_000_000  # nanoseconds, after it leaves and after it returns
 _AT_ONCE = 8  # computations that a client launches together, while as many others of its are in line
 _PAUSE_SECONDS = 1.0
 METRICS = (
-    Metric("left", "largest deviation of the three that stay from their shares, from 50 ms on", "%"),
-    Metric("idle", "devices idle while it is away, from the first moment on", "%"),
-    Metric("back", "largest deviation of all four from their shares, from 50 ms after its return on", "%"),
+    Metric("left", "largest deviation from a share, one away", "%"),
+    Metric("idle", "devices idle, one away", "%"),
+    Metric("back", "largest deviation from a share, all back", "%"),
 )
 
 
