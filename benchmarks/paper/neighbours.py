@@ -42,8 +42,8 @@ def _points(options: Options) -> list[Benchmark]:
             title=f"a call of a higher priority, beside {count} client{'s' if count > 1 else ''}",
             prepare=f"benchmarks.paper.neighbours:prepare_{platform}",
             metrics=(
-                Metric("part", "wait over its bound (99 % of calls)", ""),
-                Metric("wait", "wait (99 % of calls)", "ms"),
+                Metric("part", "wait over its bound, 99 %", ""),
+                Metric("wait", "wait, 99 %", "ms"),
             ),
             contestants=("Atoll",),
             point={"clients": count},
@@ -252,12 +252,12 @@ FIGURE = Figure(
         "The first measurement has two tenants. The clients of one always have computations of 200 ms in the queue; "
         "a client of the other, with a higher priority, occasionally calls a computation of 1 ms. A trace gives its "
         "waiting time, relative to its bound: the rest of the computation that ran when it was launched, and the next "
-        "one. In the second measurement, a tenant runs steps as fast as possible, in turn with and without another "
-        "tenant's client. That client creates arrays all the time, and further arrays are rejected at its quota of "
-        "memory. This uses only null devices, so that the CPUs do not decide. The third has four tenants with equal "
-        "shares that always have work. One of them pauses. The figures give how far the device time of the others is "
-        "from their shares meanwhile, and that of all four when it has work again, both from 50 ms on. They also give "
-        "the time in which the devices are idle while it is away, from the first moment on. The fourth is a "
+        "one. 99 % of the calls wait no longer. In the second measurement, a tenant runs steps as fast as possible, in "
+        "turn with and without another tenant's client. That client creates arrays all the time, and further arrays "
+        "are rejected at its quota of memory. This uses only null devices, so that the CPUs do not decide. The third "
+        "has four tenants with equal shares that always have work. One of them pauses. The deviation is the largest of "
+        "a tenant's device time from its share: of the others meanwhile, and of all four when it has work again, both "
+        "from 50 ms on. The devices' idle time is counted from the moment at which it leaves. The fourth is a "
         "controller that starts 1,000 gangs per second, with and without a viewer of the cluster's page."
     ),
     paper="Not in the paper.",

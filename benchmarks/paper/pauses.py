@@ -18,9 +18,9 @@ _WITHIN = 50_000_000  # nanoseconds, after it leaves and after it returns
 _AT_ONCE = 8  # computations that a client launches together, while as many others of its are in line
 _PAUSE_SECONDS = 1.0
 METRICS = (
-    Metric("left", "largest deviation from a share, one away", "%"),
-    Metric("idle", "devices idle, one away", "%"),
-    Metric("back", "largest deviation from a share, all back", "%"),
+    Metric("left", "deviation, one away", "%"),
+    Metric("idle", "idle, one away", "%"),
+    Metric("back", "deviation, all back", "%"),
 )
 
 
