@@ -103,7 +103,7 @@ class Launcher:
         self._rates = shared.rates
         self._sequential = SequentialDispatch(self.scheduler) if settings.sequential else None
         self._run_messages = RunMessages(outbox, acknowledged=settings.sequential)
-        self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
+        self._dependencies = DependencyTracker(self.scheduler, self.enqueue, shared.decisions)
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(shared, self.reservations, services)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not settings.sequential)

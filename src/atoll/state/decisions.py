@@ -56,6 +56,8 @@ class Decisions:
             files. Before, it was put in line, and then no other version of its tenant was written.
         tries_after_calls: An island tries to start gangs when a call into Python has ended, because full hosts may take
             gangs then. Before, gangs in line waited for another event of the island, if necessary forever.
+        admits_more_callbacks: A session can have 24 runs in flight that wait for its callbacks, and an island 28.
+            Before, these limits were 20 and 24.
     """
 
     counts_lists: bool
@@ -80,6 +82,7 @@ class Decisions:
     replaces_early: bool
     writes_what_stays: bool
     tries_after_calls: bool
+    admits_more_callbacks: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -107,4 +110,5 @@ class Decisions:
             replaces_early=number >= 10,
             writes_what_stays=number >= 10,
             tries_after_calls=number >= 10,
+            admits_more_callbacks=number >= 10,
         )
