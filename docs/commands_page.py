@@ -27,7 +27,7 @@ to standard error.
 | 0 | success |
 | 1 | an error, which one line on standard error describes |
 | 2 | an invalid command line |
-| 78 | an address, a setting or persisted data with which the command always fails; a service must not try again |
+| 78 | the command would always fail: its address, a setting or persisted data, or another controller has taken over |
 | 130 | interrupted, as with Ctrl-C |
 | another | `atoll run` has the status of its command, or 126 or 127 if that cannot be executed |
 

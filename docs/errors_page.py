@@ -91,6 +91,7 @@ _WHAT_TO_DO = {
     "SettingsError": "correct the [setting](settings.md)",
     "JournalError": "use another directory, or end the other cluster",
     "IncompatibleJournalError": "continue with the version or the key file that the message names",
+    "SupersededError": "[follow it](../operate/high-availability.md#if-the-first-machine-is-lost), with `--standby`",
     "LeaseError": "check the server of the lease",
     "BackendError": "start the script as the message says",
     "ProgramError": "change the lines that the message names: [programs](../guides/programs.md)",

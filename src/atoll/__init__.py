@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
+    from atoll.errors import SupersededError as SupersededError
     from atoll.errors import UnreachableError as UnreachableError
     from atoll.errors import VersionError as VersionError
     from atoll.pins import Pin as Pin
@@ -103,6 +104,7 @@ _NAMES = {
         "SettingsError",
         "IncompatibleJournalError",
         "JournalError",
+        "SupersededError",
         "LeaseError",
         "BackendError",
         "PipelineError",
@@ -144,6 +146,7 @@ __all__ = [
     "SliceError",
     "Span",
     "StatusError",
+    "SupersededError",
     "UnreachableError",
     "Version",
     "VersionError",

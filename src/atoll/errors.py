@@ -14,6 +14,7 @@
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
     |   +-- JournalError                a journal cannot be read, or is in use by another controller
     |   |   +-- IncompatibleJournalError  a journal is intact, and has another protocol or key
+    |   +-- SupersededError             another controller of the same cluster has taken over
     |   +-- LeaseError                  an external lease is held by another controller, or its server fails
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
@@ -265,6 +266,10 @@ class IncompatibleJournalError(JournalError):
     """Data on disk has another protocol or another key. The error names the version, or the key file to restore."""
 
 
+class SupersededError(ClusterError):
+    """Another controller of the same cluster has taken over, so this one can only follow it, with `--standby`."""
+
+
 class LeaseError(ClusterError):
     """The external lease of a cluster is held by another controller, or its server does not answer as expected."""
 
@@ -352,6 +357,7 @@ _REPORTED: tuple[type[AtollError], ...] = (
     SettingsError,
     IncompatibleJournalError,
     JournalError,
+    SupersededError,
     LeaseError,
     BackendError,
     ProgramError,

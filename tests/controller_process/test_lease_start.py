@@ -12,9 +12,9 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_main import serve
-from atoll.controller_process.controller_options import ControllerFailedError, ControllerOptions, SupersededError
+from atoll.controller_process.controller_options import ControllerFailedError, ControllerOptions
 from atoll.controller_process.lease_start import acquire_lease, lease_of
-from atoll.errors import AtollError, LeaseError
+from atoll.errors import AtollError, LeaseError, SupersededError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LeaseRecord

@@ -11,14 +11,14 @@ import pytest
 
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.controller_options import FOLLOWED, RUNS, SUPERSEDED
+from atoll.controller_process.controller_options import CANNOT_RESTART, FOLLOWED, RUNS, SUPERSEDED
 from atoll.engines import spare_engine, supervisor
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
-from atoll.errors import ClusterError, Code, Status
+from atoll.errors import ClusterError, Code, IncompatibleJournalError, Status, SupersededError
 from atoll.protocol.messages import BecomeEngine, ClusterEnds, Refused
 from atoll.wire.address import parse_address
 from tests.cluster_process import free_port
@@ -58,6 +58,39 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
         assert stop.is_set()
         assert len(started) == 1  # and it is not started again
         starting.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "advice"),
+    [
+        (
+            SUPERSEDED,
+            SupersededError,
+            "another controller has taken over. To follow it, run the command with --standby",
+        ),
+        (CANNOT_RESTART, IncompatibleJournalError, "To begin a new cluster, run the command once without --continue"),
+        (1, ClusterError, "To begin a new cluster, run the command once without --continue"),
+    ],
+)
+def test_a_cluster_that_cannot_continue_says_whether_another_start_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[ClusterError], advice: str
+) -> None:
+    started: list[ControllerChild] = []
+    monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
+    monkeypatch.setattr("atoll.engines.controller_child._MOST_FAILURES", 0)
+    options = EngineOptions(ClusterSettings(), str(tmp_path), journal=str(tmp_path), continues=True)
+
+    async def main() -> None:
+        cluster = SuccessorSupervisor(options, asyncio.Event())
+        starting = asyncio.create_task(cluster.start())
+        await asyncio.sleep(0)
+        (child,) = started
+        child._ended(status)
+        with pytest.raises(ClusterError, match=advice) as caught:
+            await starting
+        assert type(caught.value) is error
 
     asyncio.run(main())
 

@@ -24,7 +24,6 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerFailedError,
     ControllerOptions,
-    SupersededError,
     report,
 )
 from atoll.controller_process.journal_recovery import JournalRecovery
@@ -35,7 +34,7 @@ from atoll.controller_process.shell import ControllerShell, ShellState, new_cont
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
 from atoll.controller_process.takeover import first_term, transitions_of
-from atoll.errors import AtollError, IncompatibleJournalError, JournalError
+from atoll.errors import AtollError, IncompatibleJournalError, JournalError, SupersededError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.wire.address import check_may_listen, parse_address

@@ -37,10 +37,6 @@ class ControllerFailedError(ClusterError):
     """A bug has ended this controller."""
 
 
-class SupersededError(ClusterError):
-    """Another controller of the same cluster has taken over from this one."""
-
-
 class ControllerOptions(msgspec.Struct, frozen=True):
     """How to start a controller. It ends with the process `parent`."""
 

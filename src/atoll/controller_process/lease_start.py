@@ -10,10 +10,10 @@ from atoll.controller_process.controller_options import (
     CANNOT,
     ControllerFailedError,
     ControllerOptions,
-    SupersededError,
     report,
 )
 from atoll.controller_process.takeover import first_term
+from atoll.errors import SupersededError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import LeaseKeeper, LeaseTakenError

@@ -29,13 +29,15 @@ from atoll.controller_process.controller_options import (
     ControllerOptions,
 )
 from atoll.engines.restart_rules import RETRY_SECONDS, RestartPolicy, StartRetries
-from atoll.errors import ClusterError, IncompatibleJournalError, LeaseError
+from atoll.errors import ClusterError, IncompatibleJournalError, LeaseError, SupersededError
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
 
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
+# Errors of a start that no later start avoids, by the controller's exit status.
+_KINDS = {CANNOT_RESTART: IncompatibleJournalError, SUPERSEDED: SupersededError}
 _MOST_FAILURES = 3  # consecutive starts that failed, after which the controller is not restarted
 
 
@@ -65,7 +67,7 @@ class ControllerChild:
         self._bug = ""  # the bug that the controller reports before it exits
         self._problem = ""  # what prevents the start of a controller, as it reports before it exits
         self._gave_reason = False  # whether the last controller has reported what prevents its start
-        self._cannot_restart = False  # whether no other start can continue from the journal
+        self._status = 0  # exit status of the last controller that has ended
         self._has_run = False
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
@@ -81,9 +83,14 @@ class ControllerChild:
         """Whether the controller has ended because an operator asked for it."""
         return self._was_asked
 
+    @property
+    def was_superseded(self) -> bool:
+        """Whether the last controller has ended because another one has taken over."""
+        return self._status == SUPERSEDED
+
     def start_error(self, what: str, text: str, advice: str = "") -> ClusterError:
         """Return the error for the start of `what`, which failed because the last controller has ended."""
-        kind = IncompatibleJournalError if self._cannot_restart else ClusterError
+        kind = _KINDS.get(self._status, ClusterError)
         where = "" if self._gave_reason else "; its messages are above"
         return kind(f"{what} did not start: {text}{where}{advice}")
 
@@ -141,9 +148,12 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
+        successor = f"the standby at {self._followed_by}" if self._followed_by else "another controller"
+        if status == SUPERSEDED:
+            text = f"the controller ended: {successor} has taken over"
         problem, self._problem = self._problem, ""
-        self._gave_reason = bool(problem)
-        self._cannot_restart = status == CANNOT_RESTART
+        self._gave_reason = bool(problem) or status == SUPERSEDED
+        self._status = status
         if problem:
             text = f"the controller cannot run: {problem}"
         (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
@@ -151,15 +161,14 @@ class ControllerChild:
             text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
         if not self._is_ending and (status == SUPERSEDED or (status and self._followed_by)):
             # Peers are connected to the other controller already, or find it within their grace time.
-            successor = f"the standby at {self._followed_by}" if self._followed_by else "another controller"
-            _log.warning("%s; %s takes over", text, successor)
+            _log.warning("%s", text if status == SUPERSEDED else f"{text}; {successor} takes over")
             self._has_ended.set()
             if self._options.lease and status != SUPERSEDED:
                 threading.Thread(target=self._release_lease, args=(True,), name="lease").start()
             self._on_replaced(text)
             return
         self._was_asked = not status and not bug and not self._is_ending
-        may_restart = self._failures < _MOST_FAILURES and not self._cannot_restart
+        may_restart = self._failures < _MOST_FAILURES and status != CANNOT_RESTART
         counts = status == FAILED_STATUS and not is_charged
         if counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False

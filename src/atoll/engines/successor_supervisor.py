@@ -18,6 +18,7 @@ from atoll.errors import ClusterError
 from atoll.security.start_security import advertised
 from atoll.wire.address import parse_address
 
+_WITH_STANDBY = "To follow it, run the command with --standby and its address, and with another --journal"
 _WITHOUT_CONTINUE = (
     "To begin a new cluster, run the command once without --continue: sessions on disk stay, and a damaged journal is "
     "set aside"
@@ -122,7 +123,9 @@ class SuccessorSupervisor:
 
     def _ended(self, text: str) -> None:
         if not self._up.done():
-            advice = "" if self._standby else f". {_WITHOUT_CONTINUE}"
+            advice = ""
+            if not self._standby:
+                advice = f". {_WITH_STANDBY if self._controller.was_superseded else _WITHOUT_CONTINUE}"
             self._up.set_exception(self._controller.start_error(self._what, text, advice))
         if self._spare.supervisor is not None:  # it gives peers the reason
             self._spare.supervisor.controller_ended(text)

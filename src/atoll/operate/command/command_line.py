@@ -21,7 +21,7 @@ from atoll.cluster.former_names import present_option
 from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.processes.process_runtime import freeze_gc, open_standard_streams
 from atoll.cluster.settings import SETTINGS
-from atoll.errors import AddressError, AtollError, IncompatibleJournalError, ListenError, SettingsError
+from atoll.errors import AddressError, AtollError, IncompatibleJournalError, ListenError, SettingsError, SupersededError
 from atoll.operate.command import (
     array_commands,
     bundle_commands,
@@ -137,7 +137,7 @@ def main() -> None:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
     except ListenError as error:  # a port may be free later
         fail(str(error))
-    except (AddressError, SettingsError, IncompatibleJournalError) as error:
+    except (AddressError, SettingsError, IncompatibleJournalError, SupersededError) as error:
         fail(str(error), REFUSED)
     except AtollError as error:
         fail(str(error))
