@@ -17,6 +17,7 @@ from jax.experimental import checkify, io_callback
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from atoll.launch.dependency_tracker import MOST_OF_A_SESSION
 from tests.end_to_end.remote_python import RemoteError, RemotePython
 
 SECONDS = 30.0
@@ -267,6 +268,24 @@ def results_of_callbacks_that_start_others_which_wait_for_one_another() -> int:
 
 def test_callbacks_may_start_functions_with_callbacks_that_wait_for_one_another(atoll_python: RemotePython) -> None:
     assert atoll_python.call(results_of_callbacks_that_start_others_which_wait_for_one_another) == 24
+
+
+def sum_of_callbacks_that_wait_for_one_another(count: int) -> int:
+    barrier = threading.Barrier(count)
+
+    def meet(x: Any) -> Any:
+        if x > 0:
+            barrier.wait(SECONDS)
+        return np.asarray(x)
+
+    function = jax.jit(lambda x: io_callback(meet, same_type(x), x))
+    function(jnp.int32(0)).block_until_ready()  # compiled before the threads need it
+    with ThreadPoolExecutor(count) as threads:
+        return sum(int(each) for each in threads.map(function, [jnp.int32(1)] * count))
+
+
+def test_as_many_callbacks_as_the_limit_may_wait_for_one_another(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(sum_of_callbacks_that_wait_for_one_another, MOST_OF_A_SESSION) == MOST_OF_A_SESSION
 
 
 def uses_the_cluster_in_many_runs(count: int) -> list[list[float]]:
