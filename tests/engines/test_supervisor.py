@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.controller_options import CANNOT_RESTART, FOLLOWED, RUNS, SUPERSEDED
+from atoll.controller_process.controller_options import CANNOT_RESTART, FOLLOWED, READY, RUNS, SUPERSEDED
 from atoll.engines import spare_engine, supervisor
 from atoll.engines.controller_child import ControllerChild
+from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.successor_supervisor import SuccessorSupervisor
@@ -36,6 +38,46 @@ def test_a_cluster_whose_controller_does_not_come_says_so(tmp_path: Path, monkey
 
     with pytest.raises(ClusterError, match=f"not up within 0 s: its controller does not listen at {listen}"):
         asyncio.run(start())
+
+
+class LocalWorkers:
+    """A local engine whose workers are no processes. `ends` has a function for each worker that was started."""
+
+    agents = None
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[HostEnd], None]] = []
+
+    def place(self, island: int, starts: Sequence[HostStart], then: Callable[[Sequence[str]], None]) -> None:
+        then(())
+
+    def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> None:
+        self.ends.append(on_end)
+
+
+def test_a_worker_that_ends_just_when_its_cluster_is_up_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        engine = LocalWorkers()
+        supervised = Supervisor(EngineOptions(ClusterSettings("1x1x1"), str(tmp_path)), engine, asyncio.Event())
+        starting = asyncio.create_task(supervised.start())
+        while not engine.ends:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + READY)
+        supervised._controller._read()
+        engine.ends[0](HostEnd(-signal.SIGKILL, "killed by SIGKILL"))  # before `start` continues
+        await starting
+        assert len(engine.ends) == 2
+
+    monkeypatch.setattr(ControllerChild, "start", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_connect", _connected)
+    asyncio.run(main())
+
+
+async def _connected(_: Supervisor) -> None:
+    """Stand for a connection to the controller."""
 
 
 @pytest.mark.parametrize("status", [SUPERSEDED, -signal.SIGKILL])

@@ -151,7 +151,7 @@ class Supervisor:
             elif not known.is_over or known.returns:
                 island.start()
         self._is_up = True
-        self._ready()
+        self._up.set_result(None)
 
     async def _connect(self) -> None:
         await self._dial(self._address, math.inf)
@@ -287,8 +287,11 @@ class Supervisor:
         return self._engine.agents.missing() if self._engine.agents is not None else ""
 
     def _ready(self) -> None:
+        """Note that all hosts have joined. A worker may end before `start` continues, and its island then restarts."""
         if not self._up.done():
             self._up.set_result(None)
+            for island in self._islands:
+                island.restarts = not self._stop.is_set()
 
     def _fail(self, text: str) -> None:
         """Fail the start of the cluster. Do nothing when it is up."""
