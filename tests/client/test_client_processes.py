@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from atoll.client import processes
 from atoll.client.processes import ClientProcesses, ClusterChoice, place_with_room
 from atoll.cluster.named_runs import UNNAMED, NamedRun
+from atoll.cluster.processes import child
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import ClusterError
 from atoll.ifrt.proxy_options import ProxyOptions
@@ -68,6 +70,7 @@ def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytes
 
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def end(self) -> None: ...
+        def stop_reading(self) -> None: ...
         def wait_until_up(self) -> None:
             raise ClusterError("the cluster does not start")
 
@@ -80,3 +83,13 @@ def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytes
     with pytest.raises(ClusterError, match="does not start"):
         ClientProcesses(ClusterChoice("", "", ClusterSettings())).wait_until_up()
     assert started[0].patience > Engine.start_seconds
+
+
+def test_a_start_that_fails_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> int:
+        with pytest.raises(ClusterError, match="ended before it was up"):
+            ClientProcesses(ClusterChoice("", "", ClusterSettings())).wait_until_up()
+        return len(os.listdir("/proc/self/fd"))
+
+    monkeypatch.setattr(child, "command", lambda *_: [sys.executable, "-c", ""])
+    assert start() == start()

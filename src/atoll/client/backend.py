@@ -185,9 +185,11 @@ def disconnect() -> None:
 
         atexit.unregister(_leave)
         with silenced_jaxlib():
-            if client is not None:
-                delete_arrays(client)
-                _keep_executables(client)
-            forget_slices()
-            processes.close()
+            try:
+                if client is not None:
+                    delete_arrays(client)
+                    _keep_executables(client)
+                forget_slices()
+            finally:  # also after Ctrl-C, since nothing else knows the processes now
+                processes.close()
             time.sleep(_LAST_MESSAGES_SECONDS)

@@ -18,6 +18,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from atoll.client.deferred_interrupts import deferred_interrupts
 from atoll.client.jaxlib_logging import silence_jaxlib
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
@@ -124,14 +125,15 @@ class ClientProcesses:
         self._run = choice.run
         self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:
-            if reached is None:
-                self._engine = self._start_cluster(choice, cache_directory)
-                self.controller = self._engine.address
-            else:
-                self.controller = str(reached.address)
-            # The proxy starts while the cluster starts. If the cluster fails, this process ends the proxy.
-            start_seconds = 0.0 if self._engine is None else self._engine.start_seconds
-            self._starting = self._start_proxy(_PATIENCE_SECONDS + start_seconds)
+            with deferred_interrupts():  # otherwise a process may run that `_children` does not have
+                if reached is None:
+                    self._engine = self._start_cluster(choice, cache_directory)
+                    self.controller = self._engine.address
+                else:
+                    self.controller = str(reached.address)
+                # The proxy starts while the cluster starts. If the cluster fails, this process ends the proxy.
+                start_seconds = 0.0 if self._engine is None else self._engine.start_seconds
+                self._starting = self._start_proxy(_PATIENCE_SECONDS + start_seconds)
         except BaseException:
             self.close()
             raise
@@ -223,11 +225,13 @@ class ClientProcesses:
 
     def close(self) -> None:
         """End the processes and remove their directories."""
-        self._expect_ends()
-        for child in reversed(self._children):
-            child.end()
-        self._report_killed_proxy()  # it may have been about to exit
-        self._remove_directories()
+        with deferred_interrupts():  # a second Ctrl-C would leave processes running
+            self._expect_ends()
+            for child in reversed(self._children):
+                child.end()
+                child.stop_reading()
+            self._report_killed_proxy()  # it may have been about to exit
+            self._remove_directories()
 
     def _expect_ends(self) -> None:
         """Treat the exit of a process as expected from now on."""

@@ -6,6 +6,7 @@ first client.
 
 from __future__ import annotations
 
+from atoll.client.deferred_interrupts import deferred_interrupts
 from atoll.client.jax_patches import (
     buffer_protocol,
     colocated_python,
@@ -87,5 +88,6 @@ def install() -> tuple[Patch, ...]:
     if _installed is None:
         import jax
 
-        _installed = patch.install(PATCHES, jax.__version_info__)
+        with deferred_interrupts():  # otherwise the next call would install some patches twice
+            _installed = patch.install(PATCHES, jax.__version_info__)
     return _installed

@@ -64,6 +64,9 @@ class Child:
                 pass_fds=(writable,),
                 start_new_session=True,
             )
+        except BaseException:
+            self.stop_reading()
+            raise
         finally:
             os.close(writable)
 
@@ -83,10 +86,10 @@ class Child:
                     raise ClusterError(f"{self.who} ended before it was up; its messages are above")
                 self._unread += part
         except BaseException:
-            os.close(self._readable)
+            self.stop_reading()
             raise
         if is_last:
-            os.close(self._readable)
+            self.stop_reading()
         line, _, self._unread = self._unread.partition(b"\n")
         return msgspec.json.decode(line, type=decodable(kind))
 
@@ -95,19 +98,26 @@ class Child:
 
         `read` must have returned the line before, with `is_last=False`. Raise RuntimeError if no thread can start.
         """
+        readable, self._readable = self._readable, -1
 
         def wait() -> None:
             try:
-                if self._unread or os.read(self._readable, 1):
+                if self._unread or os.read(readable, 1):
                     on_line()
             finally:
-                os.close(self._readable)
+                os.close(readable)
 
         try:
             threading.Thread(target=wait, name="atoll-child", daemon=True).start()
         except RuntimeError:
-            os.close(self._readable)
+            os.close(readable)
             raise
+
+    def stop_reading(self) -> None:
+        """Close this end of the pipe from the process, unless that was done after its last line."""
+        if self._readable >= 0:
+            os.close(self._readable)
+            self._readable = -1
 
     def leave(self) -> None:
         """Leave the process running when this process ends."""
