@@ -228,6 +228,14 @@ def sum_of_all() -> tuple[int, float]:
     return len(devices), sum(float(jax.jit(lambda v: v + 1)(array)) for array in arrays)
 
 
+def sum_over_islands() -> tuple[int, float]:
+    """Compute a sum across all devices. Return the number of their islands, and the sum."""
+    devices = jax.devices()
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(devices), ("x",)), PartitionSpec("x"))
+    numbers = jax.device_put(np.arange(len(devices), dtype=np.float32), sharding)
+    return len({device.slice_index for device in devices}), float(jax.jit(jnp.sum)(numbers))
+
+
 def states(cluster: StandingCluster) -> list[str]:
     return [island["state"] for island in cluster.report()["islands"]]
 
@@ -265,15 +273,22 @@ def test_islands_come_and_go_under_running_programs(
     assert third.call(sum_of_all) == (2, 3.0)
     # A new island gets the next number, and its worker restarts when it is killed, as for all islands.
     assert ask(cluster, AddIslandRequest()) == "island 2 is up, with devices 4, 5"
+    fourth = start_python(ATOLL_ADDRESS=cluster.address)
+    assert fourth.call(sum_over_islands) == (2, 6.0)
     cluster.worker(2 * int(hosts[0])).kill()
     cluster.until(lambda report: report["islands"][2]["restarts"] == 1, 30)
     cluster.until(lambda report: report["islands"][2]["state"] == "ready", 60)
+    assert fourth.call(sum_over_islands) == (2, 6.0)
     session = next(each for each in cluster.report()["sessions"] if each["slices"])
     ask(cluster, RemapRequest(session["id"], 1, 2))
     assert first.call(arrays_digest) == before
     with pytest.raises(StatusError, match="island 0 was drained already"):
         ask(cluster, DrainRequest(0))
-    for child in (first, second, third):
+    # A function over two islands moves with the island that is drained.
+    assert ask(cluster, AddIslandRequest()) == "island 3 is up, with devices 6, 7"
+    assert ask(cluster, DrainRequest(1)) == "island 1 is empty, and its workers have ended"
+    assert fourth.call(sum_over_islands) == (2, 6.0)
+    for child in (first, second, third, fourth):
         child.close()
 
 

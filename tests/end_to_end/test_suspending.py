@@ -53,12 +53,12 @@ def used(cluster: StandingCluster) -> list[int]:
 # ---- training
 
 
-def train(progress: str, steps: int) -> tuple[list[str], list[str], bytes]:
-    """Train for this many steps, or until the file `stop` exists.
+def train(progress: str, steps: int, first: int = 0) -> tuple[list[str], list[str], bytes]:
+    """Train on two devices, from number `first`, for this many steps, or until the file `stop` exists.
 
     Return the losses, the losses that a callback received, and the parameters.
     """
-    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    mesh = Mesh(np.array(jax.devices()[first : first + 2]), ("d",))
     rows, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
     key = jax.random.key(0)
     weights = jax.device_put(jax.random.normal(key, (32, 32)), whole)
@@ -139,6 +139,29 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     assert not directory.exists()
     (tmp_path / "again").mkdir()
     assert disturbed == other.call(train, str(tmp_path / "again" / "progress"), len(disturbed[0]))
+
+
+def test_a_suspended_training_over_two_islands_gives_what_an_undisturbed_one_gives(
+    cluster: StandingCluster, start_python: StartPython, tmp_path: Path
+) -> None:
+    python, other = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
+    progress = tmp_path / "progress"
+    python.begin(train, str(progress), 100_000, 1)
+    until_step(progress, 3)
+    session = session_of(cluster, python)
+    # In memory and on disk, on the same islands and with the islands exchanged.
+    for to_disk, islands in ((False, ()), (True, (1, 0))):
+        ask(cluster, m.SuspendRequest(session, to_disk))
+        assert used(cluster) == [0, 0]
+        ask(cluster, m.ResumeRequest(session, islands))
+        assert all(used(cluster))
+        until_step(progress, steps_at(progress) + 3)
+    (tmp_path / "stop").touch()
+    disturbed = python.finish()
+    (tmp_path / "again").mkdir()
+    assert disturbed == other.call(train, str(tmp_path / "again" / "progress"), len(disturbed[0]), 1)
+    for each in (python, other):
+        each.close()
 
 
 # ---- more sessions than the devices can hold

@@ -15,6 +15,7 @@ from atoll.migration import migrations as moves
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from tests.controller.play import Play, on, runs
+from tests.launch.test_worlds import with_function
 
 
 class MovePlay(Play):
@@ -115,6 +116,34 @@ def test_an_idle_slice_moves_at_once():
     said = play.quiesced()
     assert said[0] == m.Migrated(1, ((0, 1),))
     assert answer_in(said).status.ok
+
+
+def test_a_function_over_islands_moves_with_one_of_its_islands():
+    play = MovePlay("3x1x1")
+    former = with_function(play, (0, 1))
+    assert play.ask(island=2) == [m.Quiesce(1)]
+    assert play.quiesced() == [m.SendSources(((1, (1, 2)),))]
+    said = play.say(m.Recompile(1, 77))
+    for host in (1, 2):
+        said += play.report(host, m.FeedsArrived(play.session, (77,)))
+    (serve,) = [each for each in said if isinstance(each, m.JoinWorld)]
+    assert serve.world != former.world
+    play.report(1, m.WorldServed(serve.world, "unix:/next"))
+    compiles = [each for each in said if isinstance(each, m.Compile)]
+    assert {each.assignment for each in compiles} == {(((1, 0), (0, 0)),)}
+    play.report(1, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    said = play.report(2, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    assert answer_in(said).status.ok
+    assert play.locations[0] == DeviceLocation(2, 2, 0)
+    sent = play.say(m.Launch(1, (), (11,), ()))
+    assert sorted(gang.island for gang in play.controller.launcher.in_flight.values()) == [1, 2]
+    assert len(runs(sent)) == 2
+
+
+def test_former_decisions_do_not_move_a_function_over_islands():
+    play = MovePlay("3x1x1", decisions=9)
+    with_function(play, (0, 1))
+    assert "it would span the islands 1, 2" in answer_in(play.ask(island=2)).status.message
 
 
 def moved_to_copying(play: MovePlay) -> tuple[m.Run, m.Run]:

@@ -218,7 +218,15 @@ class Controller:
             self.sessions, self.resources, self.launcher, own, self._outbox, state.decisions
         )
         self.migrations = Migrations(
-            self.resources, self._compilation, self._queries, self.launcher, self.programs, own, spiller, self._outbox
+            self.resources,
+            self._compilation,
+            self._queries,
+            self.launcher,
+            self.programs,
+            own,
+            spiller,
+            self._outbox,
+            state.decisions,
         )
         self.suspensions = Suspensions(
             self.migrations,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.cluster.lifecycle import IslandState
@@ -17,6 +17,7 @@ from atoll.ir.types import DTYPE_BITS, Opaque, shard_shape
 from atoll.launch.reservations import Reservations
 from atoll.quantities import human_bytes
 from atoll.state.buffer_directory import Entry
+from atoll.state.decisions import Decisions
 from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.programs import RegisteredProgram, device_groups
 from atoll.state.session import Session
@@ -26,12 +27,13 @@ Changes = Mapping[int, DeviceLocation]
 
 
 def check_changes(
-    session: Session, wanted: Changes, resources: ResourceManager, may_stay: bool = False
+    session: Session, wanted: Changes, resources: ResourceManager, decisions: Decisions, may_stay: bool = False
 ) -> tuple[Changes, set[int]]:
     """Return the part of `wanted` that is a change, and the islands it affects.
 
     With `may_stay`, `wanted` may change nothing, and the islands are all that it names. Raises FAILED_PRECONDITION
-    if devices would be separated or cannot be there, and UNIMPLEMENTED if arrays cannot be copied.
+    if the devices of a function on one island would be separated, or if devices cannot be there, and UNIMPLEMENTED if
+    arrays cannot be copied.
     """
     locations = session.devices.locations
     changes = {device: location for device, location in wanted.items() if locations[device] != location}
@@ -51,16 +53,22 @@ def check_changes(
     if reasons:
         raise StatusError(Code.FAILED_PRECONDITION, min(reasons))
     after = {**locations, **changes}
+
+    def check_together(what: str, devices: Collection[int]) -> None:
+        is_spanning = len({locations[device].island for device in devices if device in locations}) > 1
+        if not (decisions.moves_over_islands and is_spanning):
+            _check_together(what, devices, changes, after)
+
     for definition in session.definitions.values():
         for group in device_groups(definition):
             if not changes.keys().isdisjoint(group):
                 check_apart(definition.name, after, group, "would share")
         for node in definition.nodes:
             if isinstance(node, ir.Call):
-                _check_together(f"{definition.name!r}", node.devices, changes, after)
+                check_together(f"{definition.name!r}", node.devices)
     for request in session.function_requests.values():
         devices = [device for row in request.assignment for device in row]
-        _check_together("a compiled function", devices, changes, after)
+        check_together("a compiled function", devices)
         if not changes.keys().isdisjoint(devices):
             check_apart("a compiled function", after, devices, "would share")
     for handle, entry in session.directory.entries.items():
@@ -116,8 +124,7 @@ class MemoryLackedError(StatusError):
         self.nbytes = nbytes
 
 
-def _check_together(what: str, devices: Iterable[int], changes: Changes, after: Mapping[int, DeviceLocation]) -> None:
-    devices = list(devices)
+def _check_together(what: str, devices: Collection[int], changes: Changes, after: Mapping[int, DeviceLocation]) -> None:
     islands = sorted({after[device].island for device in devices if device in after})
     if len(islands) > 1 and not changes.keys().isdisjoint(devices):
         outside = sorted(device for device in devices if device not in changes)

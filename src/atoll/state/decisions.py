@@ -58,6 +58,8 @@ class Decisions:
             gangs then. Before, gangs in line waited for another event of the island, if necessary forever.
         admits_more_callbacks: A session can have 24 runs in flight that wait for its callbacks, and an island 28.
             Before, these limits were 20 and 24.
+        moves_over_islands: A migration may change the islands of a function on several islands. Before, this was
+            refused, also if a suspended session was resumed.
     """
 
     counts_lists: bool
@@ -83,6 +85,7 @@ class Decisions:
     writes_what_stays: bool
     tries_after_calls: bool
     admits_more_callbacks: bool
+    moves_over_islands: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -111,4 +114,5 @@ class Decisions:
             writes_what_stays=number >= 10,
             tries_after_calls=number >= 10,
             admits_more_callbacks=number >= 10,
+            moves_over_islands=number >= 10,
         )
