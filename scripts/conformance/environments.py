@@ -23,7 +23,9 @@ CLEARED = ("JAX_", "XLA_", "PYTEST_", "CONFORMANCE_")
 # How many devices these files are to find, where that is not STOCK_DEVICES.
 DEVICES_OF_FILES = {
     "flax/nnx/transforms_test": 4,  # it sets XLA_FLAGS when it is imported, before JAX makes its devices
-    "pallas/gpu_pallas_interpret_test": 1,  # on more, each test of these three is skipped
+    "pallas/gpu_pallas_interpret_race_detection_test": 1,  # on more, each test of these five is skipped
+    "pallas/gpu_pallas_interpret_tcgen05_race_detection_test": 1,
+    "pallas/gpu_pallas_interpret_test": 1,
     "pallas/tpu_pallas_interpret_test": 1,
     "pallas/tpu_pallas_interpret_thread_map_test": 1,
 }

@@ -52,6 +52,7 @@ NOTHING_ON_STOCK = {
         "pallas/mgpu_examples_test",
         "pallas/mgpu_matmul_test",
         "pallas/mgpu_ragged_dot_test",
+        "pallas/triton_gpu_info_test",
         "pallas/triton_pallas_test",
         "pgle_test",
         "scaled_matmul_stablehlo_test",
