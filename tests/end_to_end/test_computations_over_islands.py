@@ -147,6 +147,23 @@ def in_a_loop() -> list[float]:
     return [float(each) for each in np.asarray(function(eight()))]
 
 
+def in_a_program() -> list[float]:
+    """Trace a program whose nodes are on one island, on both, and on the other one. Call it twice."""
+    import atoll
+
+    everywhere = sharded(("dcn", "ici"))
+    first, second = (NamedSharding(Mesh(row, ("x",)), P("x")) for row in mesh().devices)
+
+    def on(sharding: NamedSharding, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return jax.jit(function, in_shardings=sharding, out_shardings=sharding)
+
+    doubled, tripled = on(first, lambda x: x * 2), on(second, lambda x: x * 3)
+    centered = on(everywhere, lambda x: x - jnp.mean(x))
+    function = atoll.program(lambda x: tripled(centered(doubled(x))))
+    found = function(function(jax.device_put(np.arange(8, dtype=np.float32), first)))
+    return [float(each) for each in np.asarray(found)]
+
+
 def on_some_devices() -> float:
     pair = Mesh(np.array([jax.devices()[0], jax.devices()[3]]), ("x",))
     return float(jax.jit(jnp.sum)(jax.device_put(np.arange(4.0), NamedSharding(pair, P("x")))))
@@ -196,6 +213,7 @@ NUMBERS = [float(each) for each in range(8)]
         (resharded, [NUMBERS, NUMBERS]),
         (mixed_with_islands, NUMBERS),
         (in_a_loop, [each + 20 for each in NUMBERS]),
+        (in_a_program, [36 * (each - 3.5) for each in NUMBERS]),
         (on_some_devices, 6.0),
     ],
 )
@@ -302,6 +320,7 @@ def test_a_lost_island_fails_a_collective_in_flight_and_costs_the_other_islands_
     cluster.until(lambda report: all(each["in_flight"] for each in report["islands"]), BACK_SECONDS)
     time.sleep(0.1)  # the computation takes minutes
     workers = [cluster.worker(host).pid for host in others]
+    compilations = cluster.report()["functions"]
     cluster.worker(lost).send_signal(signal.SIGKILL)
     ended = time.time()
     failed, error = user.finish()
@@ -316,5 +335,9 @@ def test_a_lost_island_fails_a_collective_in_flight_and_costs_the_other_islands_
     assert user.call(together, 3) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert user.call(together, 2) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert user.call(alone, others) == [3.0, 3.0]
+    # All hosts of these functions, also the restarted one, have found them in their caches.
+    functions = cluster.report()["functions"]
+    assert functions["compiled"] == compilations["compiled"]
+    assert functions["cached"] > compilations["cached"]
     assert [cluster.worker(host).pid for host in others] == workers
     user.call(put_again, lost)

@@ -20,10 +20,10 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 _LARGE = 32 << 20  # bytes
 
 
-@pytest.fixture(scope="module")
-def python(start_python: StartPython) -> RemotePython:
-    """Return a child with one island of two hosts, with two devices each."""
-    return start_python("1x2x2")
+@pytest.fixture(scope="module", params=["1x2x2", pytest.param("2x1x2", marks=pytest.mark.thorough)])
+def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
+    """Return a child with two hosts of two devices, of one island or of two."""
+    return start_python(request.param)
 
 
 def sharded(*axes: Any, transposed: bool = False) -> NamedSharding:
