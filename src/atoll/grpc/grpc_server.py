@@ -109,7 +109,8 @@ class GrpcServer:
         socket.
         """
         _remove_stale_socket(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
         try:
             umask = os.umask(0o177)
             try:

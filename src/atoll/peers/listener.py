@@ -62,7 +62,7 @@ class Listener:
         self.address = address if address.is_unix else replace(address, port=self._socket.getsockname()[1])
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)
-        self._wake = os.eventfd(0)  # shutting down the socket would not end a poll with a deadline
+        self._woken, self._wake = os.pipe()  # shutting down the socket would not end a poll with a deadline
         self._thread = threading.Thread(target=self._accept, name="atoll-data-port", daemon=True)
         self._thread.start()
 
@@ -75,7 +75,7 @@ class Listener:
     def _accept(self) -> None:
         problems, retry = Reasons(_log, logging.ERROR), Retry(_RETRY_SECONDS)
         poller = select.poll()
-        for descriptor in (self._socket.fileno(), self._wake):
+        for descriptor in (self._socket.fileno(), self._woken):
             poller.register(descriptor, select.POLLIN)
         while not self._closing.is_set():
             poller.poll(self._close_expired())
@@ -168,7 +168,7 @@ class Listener:
     def close(self) -> None:
         """Stop accepting connections. Accepted connections continue."""
         self._closing.set()
-        os.eventfd_write(self._wake, 1)
+        os.close(self._wake)
         self._thread.join()
         self._socket.close()
-        os.close(self._wake)
+        os.close(self._woken)

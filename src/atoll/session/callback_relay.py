@@ -43,6 +43,7 @@ from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.script_writes import ScriptWrites
 from atoll.session.session_interfaces import HostAccess
+from atoll.transfers import sealed_memory
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.shared_slots import SharedSlots
 from atoll.transfers.transfer_engine import Piece
@@ -275,7 +276,8 @@ class CallbackRelay:
         return contents
 
     def _share_slots(self, channel: DataChannel) -> None:
-        if channel.is_local and self._channel is channel and self._slots_channel is not channel:
+        is_new = self._channel is channel and self._slots_channel is not channel
+        if channel.is_local and is_new and sealed_memory.is_available():
             self._slots_channel = channel
             self._slots = self._slots or SharedSlots()
             channel.pass_memory(self._slots.descriptor)

@@ -146,7 +146,13 @@ class FrameSocket:
         return bool(held + nbytes < self._send_buffer // 4)
 
     def acknowledged(self) -> int:
-        """Return the bytes that the peer's machine has acknowledged. TCP only; 0 if the socket is closed."""
+        """Return the bytes that the peer's machine has acknowledged. TCP only; 0 if the socket is closed.
+
+        Systems other than Linux do not report this. There, the bytes that were sent take their place: they grow with
+        those that are acknowledged, because the kernel holds few.
+        """
+        if not hasattr(socket, "TCP_INFO"):
+            return self.bytes_out
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
         except OSError:

@@ -10,18 +10,18 @@ Blocks that the receiver has requested in order to hold them have a separate bou
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.transfers.sealed_memory import sealed_memory
+
 POOL_BYTES = 1 << 30
 LEAST_BLOCK_BYTES = 1 << 20
 # A block in use is often about to be returned, and waiting for it is cheaper than using fresh memory.
 _RETURN_SECONDS = 0.01
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,8 @@ class SharedMemoryPool:
         return [block for block in self._free if block.size >= nbytes]
 
     def _create(self, size: int) -> SharedMemoryBlock:
-        descriptor = os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = sealed_memory("atoll", size)
         try:
-            os.ftruncate(descriptor, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             block = SharedMemoryBlock(self._next, size, descriptor, mmap.mmap(descriptor, size))
         except BaseException:
             os.close(descriptor)

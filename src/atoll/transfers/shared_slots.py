@@ -10,29 +10,26 @@ time, so the reader copies them before it uses them.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 
 import numpy as np
 
 from atoll.errors import FrameError
+from atoll.transfers.sealed_memory import sealed_memory
 
 SLOTS = 128
 SLOT_BYTES = 1 << 16
 _TABLE_BYTES = 8 * SLOTS  # the number of the contents in each slot, before the slots; 0 if the slot is free
 _NBYTES = _TABLE_BYTES + SLOTS * SLOT_BYTES
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedSlots:
     """The reader's end, which makes the memory. The writer maps `descriptor`. Use it on one thread."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("atoll-slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = sealed_memory("atoll-slots", _NBYTES)
         try:
-            os.ftruncate(self.descriptor, _NBYTES)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._memory = mmap.mmap(self.descriptor, _NBYTES)
         except BaseException:
             os.close(self.descriptor)

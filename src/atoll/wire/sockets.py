@@ -208,7 +208,12 @@ def check_is_free(address: Address) -> None:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return the process ID and the user ID at the other end of a unix socket, according to the kernel."""
+    """Return the process ID and the user ID at the other end of a unix socket, according to the kernel.
+
+    Raise OSError if the connection has ended, or if the system is not Linux.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise OSError(errno.ENOTSUP, "this system does not name the peer of a unix socket")
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(pid), int(uid)
 
@@ -233,6 +238,8 @@ def send_without_delay(sock: socket.socket) -> None:
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not Linux: its numbers of the options below mean others
+            return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _USER_TIMEOUT_SECONDS)
         for option, value in _RETRANSMIT:
             with contextlib.suppress(OSError):

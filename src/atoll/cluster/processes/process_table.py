@@ -21,8 +21,11 @@ def this_machine() -> str:
 
 
 def pid_namespace() -> str:
-    """Return the number of the kernel's PID namespace of this process. A pid has a meaning only in its namespace."""
-    return str(os.stat("/proc/self/ns/pid").st_ino)
+    """Return the number of the kernel's PID namespace of this process. A pid has a meaning only in its namespace.
+
+    Systems other than Linux have one namespace.
+    """
+    return str(os.stat("/proc/self/ns/pid").st_ino) if _has_table() else "1"
 
 
 def boot() -> str:
@@ -33,8 +36,11 @@ def boot() -> str:
 def began(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; None if it has ended, reaped or not.
 
-    The pid and the start time together identify a process, since the kernel reuses pids.
+    The pid and the start time together identify a process, since the kernel reuses pids. If the system has no /proc,
+    the start time is 0 for all processes that run, so that a process is identified by its pid only.
     """
+    if not _has_table():
+        return 0 if _exists(pid) else None
     fields = _stat(pid)
     return int(fields[19]) - _boot_offset() if fields else None
 
@@ -47,6 +53,21 @@ def _boot_offset() -> int:
         if name == b"boottime":
             return (int(seconds) * 10**9 + int(nanoseconds)) * os.sysconf("SC_CLK_TCK") // 10**9
     return 0
+
+
+def _has_table() -> bool:
+    """Return whether the system has a table of processes in /proc. Scripts also run on systems without one."""
+    return os.path.exists("/proc/self")
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it belongs to another user
+        return True
+    return True
 
 
 def ancestors(pid: int) -> Iterator[int]:
@@ -119,10 +140,13 @@ _LEAST = 1 / 16
 def has_memory_for(nbytes: int) -> bool:
     """Return whether enough memory remains free if `nbytes` more are used. Page cache counts as free.
 
-    The limits of this process's control groups count, such as those of its container.
+    The limits of this process's control groups count, such as those of its container. If the system does not report
+    its memory in /proc, the answer is yes.
     """
     if any(unused - nbytes < limit * _LEAST for limit, unused in group_memory()):
         return False
+    if not _has_table():
+        return True
     with open("/proc/meminfo") as lines:
         found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return (found["MemAvailable"] << 10) - nbytes >= (found["MemTotal"] << 10) * _LEAST
