@@ -68,6 +68,16 @@ ROWS: list[tuple[str, list[Panel]]] = [
             ("Sessions", "short", [("sum by (tenant) (atoll_sessions{$cluster})", "{{tenant}}")]),
             ("Gangs waiting", "short", [("sum by (tenant) (atoll_gangs_waiting{$cluster})", "{{tenant}}")]),
             (
+                "Refusals by quota per hour",
+                "short",
+                [
+                    (
+                        "sum by (tenant, quota) (increase(atoll_tenant_refusals_total{$cluster}[1h])) > 0",
+                        "{{tenant}}: {{quota}}",
+                    )
+                ],
+            ),
+            (
                 "Bytes moved",
                 "Bps",
                 [("sum by (kind) (rate(atoll_transfer_bytes_total{$cluster}[5m]))", "{{kind}}")],

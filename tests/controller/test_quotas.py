@@ -20,6 +20,7 @@ from atoll.state.compiled_functions import output_sizes
 from tests.controller.dumps import dumped
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared
+from tests.telemetry.reports import snapshot_of
 
 MIB = 1 << 20
 
@@ -42,6 +43,12 @@ def awaited(play: Play, handle: int) -> Status:
     return status
 
 
+def refusals(play: Play, tenant: str = "bob") -> dict[str, int]:
+    """Return the number of refused requests of a tenant by quota, as the report has them."""
+    (found,) = [each.refusals for each in snapshot_of(play).tenants if each.name == tenant]
+    return dict(found)
+
+
 def closings(play: Play) -> list[tuple[tuple[str, int], Status]]:
     """Return the sessions that were ended since the last call, with the reasons."""
     return [(to, message.status) for to, message in play.sent() if isinstance(message, m.Closing)]
@@ -59,6 +66,7 @@ def test_a_tenant_has_no_more_sessions_than_its_quota():
     assert "tenant bob has reached its quota `sessions` of 1" in refused.status.message
     event = play.controller.history.events()[-1]
     assert (event.kind, event.tenant) == ("session refused", "bob")
+    assert refusals(play) == {"sessions": 1}
     play.open(token="alice")
     play.close(bob.number)
     assert play.open(token="bob").tenant.sessions == 1
@@ -104,6 +112,17 @@ def test_a_tenant_at_its_quota_of_memory_waits_and_fails_alone():
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
     assert "tenant bob has 16 B of its quota `memory`, 20 B of each device" in awaited.status.message
     assert alice in play.controller.sessions
+    assert refusals(play) == {"memory": 1}
+    assert refusals(play, "alice") == {}
+
+
+def test_a_launch_that_no_device_has_memory_for_counts_as_a_refusal() -> None:
+    play = playing(device_memory=10)
+    play.with_call()
+    play.array(10)
+    play.say(m.Launch(1, (10,), (11,), ()))
+    assert awaited(play, 11).code == Code.RESOURCE_EXHAUSTED
+    assert refusals(play) == {"device memory": 1}
 
 
 def test_a_quota_that_is_raised_lets_go_on_what_waits_for_it():
@@ -142,6 +161,7 @@ def test_slices_have_no_more_devices_than_the_quota():
     assert added.status.code == Code.OK
     (refused,) = play.say(m.AddSlice(2, SliceRequest(2)))
     assert "tenant bob has reached its quota `devices` of 3: its slices have 2" in refused.status.message
+    assert refusals(play) == {"devices": 1}
 
 
 def test_more_launches_than_the_quota_are_errors():
@@ -155,6 +175,7 @@ def test_more_launches_than_the_quota_are_errors():
     assert [run.results for run in started] == [(11,), (12,)]
     (awaited,) = play.say(m.Await(5, (13,)))
     assert "its quota `launches` of 2" in awaited.status.message
+    assert refusals(play) == {"launches": 1}
     play.done(*(run.sequence for run in started))
     assert len(runs(play.say(m.Launch(1, (10,), (14,), ())))) == 1
 
@@ -247,6 +268,7 @@ def test_more_uploads_than_the_quota_end_the_session_that_has_sent_them():
     assert status.message == text
     assert {bob, alice} < set(play.controller.sessions)
     assert upload(play, bob, 5) == [], "the session's memory is free"
+    assert refusals(play) == {"uploads": 1}
 
 
 def test_an_upload_that_a_launch_uses_counts_no_more():
@@ -287,6 +309,7 @@ def test_more_functions_than_the_quota_are_not_compiled_at_a_time():
     play.worker(0, m.Compiled(name, OK, b"", 0.1, False))
     play.outbox()
     assert register(play, 2) == []
+    assert refusals(play) == {"compiles": 1}
 
 
 def test_a_function_that_is_compiled_on_several_hosts_counts_once():

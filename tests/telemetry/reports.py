@@ -89,6 +89,7 @@ def eventful_snapshot() -> Snapshot:
     play.report(0, m.Compiled(compile_function.function, OK, b"", 0.1, True))
     play.session = own
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
+    play.say(m.AddSlice(8, SliceRequest(5)))  # exceeds a quota
     play.say(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
     play.say(m.Publish(53, "other", 2, (12,), ("w",)))  # is refused
     play.say(m.OpenVersion(51, "run-1"))

@@ -86,6 +86,14 @@ def test_quotas_have_metrics_for_those_that_are_set():
     assert [(each.labels, each.value) for each in family.samples] == [({"tenant": "ana", "quota": "sessions"}, 3.0)]
 
 
+def test_each_quota_of_a_tenant_has_a_count_of_refusals_from_the_start() -> None:
+    tenant = {"name": "ana", "sessions": 3, "disk": 5, "refusals": [["device memory", 2]]}
+    text, _ = exposition(read_snapshot(msgspec.json.encode({"tenants": [tenant]})))
+    found = [each for each in text_string_to_metric_families(text.decode()) if each.name == "atoll_tenant_refusals"]
+    counts = {each.labels["quota"]: each.value for family in found for each in family.samples}
+    assert counts == {"device memory": 2.0, "sessions": 0.0}
+
+
 def test_buckets_add_up():
     found = samples(played())
     counts = [

@@ -178,7 +178,7 @@ class Compilation:
         if tenant.settings.compiles:
             sessions = (number for number, session in self._sessions.items() if session.tenant is tenant)
             own = sum(map(self.functions.compiling, sessions))
-            _raise_if(tenant.exceeded("compiles", 1, own, "these are being compiled"))
+            _raise_if(tenant.refused("compiles", 1, own, "these are being compiled"))
 
     def recompile(self, session: Session, message: m.Recompile) -> None:
         """Compile a function again, because its island was restarted or the session migrates."""

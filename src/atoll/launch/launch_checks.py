@@ -92,7 +92,7 @@ def size_problem(nbytes: int) -> Status:
 
 def quota_problem(session: Session) -> Status | None:
     """Return an error if the session's tenant may not have one more launch in flight."""
-    return session.tenant.exceeded("launches", 1, session.tenant.launches, "these are in flight")
+    return session.tenant.refused("launches", 1, session.tenant.launches, "these are in flight")
 
 
 def island_problem(session: Session, island: Island) -> Status | None:

@@ -35,6 +35,8 @@ from atoll.state.tenants import Tenant
 
 # Device time of other sessions that may pass a node which waits for memory.
 CLAIM_NS = 100_000_000
+# In the details and the count of an error: the memory of a device, where no quota was reached.
+DEVICE_MEMORY = "device memory"
 # Time for running gangs to free memory, before memory is reclaimed from sessions.
 RELIEF_SECONDS = 0.1
 
@@ -189,6 +191,7 @@ class MemoryWaits:
                     continue
                 del self.waiting[node]
                 lack = waiting.device, waiting.nbytes, waiting.quota
+                node.tenant.count_refusal(waiting.quota or DEVICE_MEMORY)
                 found.append((waiting.gang, exhausted(self._ledger, self._sessions.values(), waiting.gang, *lack)))
             else:
                 self._offer(waiting)  # a quota may have been raised, or a claim may have ended
@@ -313,7 +316,7 @@ def exhausted(
     text += f". {advice}"
     report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
     status = Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
-    return status.with_details(Details(Kind.LIMIT, hosts=(device[0],), limit=quota or "device memory", retriable=True))
+    return status.with_details(Details(Kind.LIMIT, hosts=(device[0],), limit=quota or DEVICE_MEMORY, retriable=True))
 
 
 def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[str, str, str]:

@@ -203,7 +203,7 @@ class GuessesDump(Dump):
     _spent: dict[str, tuple[float, float]] = {}
 
 
-@dump_of(Tenant, "tenant", version=2)
+@dump_of(Tenant, "tenant", version=3)
 class TenantDump(Dump):
     settings: Shared[TenantSettings]
     sessions: int = 0
@@ -212,6 +212,7 @@ class TenantDump(Dump):
     memory: Ref[MemoryLedger] | None = None
     is_one_of_several: bool = False
     rejected_publications: int = 0
+    refusals: dict[str, int] = {}
 
 
 @dump_of(Tenants, "tenants")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
@@ -23,6 +23,7 @@ class Tenant:
     memory: MemoryLedger | None = None  # memory of its sessions, if the cluster has tenants besides `default`
     is_one_of_several: bool = False  # the cluster has tenants besides `default`
     rejected_publications: int = 0  # number of all requests to publish that were refused
+    refusals: dict[str, int] = field(default_factory=dict)  # number of refused requests, by quota or resource
 
     @property
     def name(self) -> str:
@@ -45,7 +46,7 @@ class Tenant:
     def admit(self) -> Status | None:
         """Count a session until `left` is called, or return the reason why the tenant may not open one."""
         advice = "end one of its sessions (`atoll status` lists them), or have an operator raise the quota"
-        exceeded = self.exceeded("sessions", 1, self.sessions, advice)
+        exceeded = self.refused("sessions", 1, self.sessions, advice)
         self.sessions += exceeded is None
         return exceeded
 
@@ -61,6 +62,10 @@ class Tenant:
 
     def count_rejected_publication(self) -> None:
         self.rejected_publications += 1
+
+    def count_refusal(self, limit: str) -> None:
+        """Count a request that was refused because this quota was reached, or this resource was exhausted."""
+        self.refusals[limit] = self.refusals.get(limit, 0) + 1
 
     def took_memory(self, gangs: int) -> None:
         self.running += gangs
@@ -83,6 +88,13 @@ class Tenant:
             return None
         message = f"tenant {self.name} has reached its quota `{quota}` of {limit}: {text}"
         return failure(Code.RESOURCE_EXHAUSTED, message, Details(Kind.LIMIT, limit=quota, retriable=True))
+
+    def refused(self, quota: str, wanted: int, has: int, text: str) -> Status | None:
+        """Return the error of a request that exceeds a quota, as `exceeded` does, and count it; None if it fits."""
+        status = self.exceeded(quota, wanted, has, text)
+        if status is not None:
+            self.count_refusal(quota)
+        return status
 
 
 class Tenants:

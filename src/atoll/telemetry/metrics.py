@@ -144,6 +144,9 @@ def _tenants(snapshot: Snapshot) -> Iterator[Metric]:
     reserved = ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes)
     quotas = ((each.name, name, limit) for each in tenants for name in _QUOTAS if (limit := getattr(each, name)))
     yield _gauge("tenant_quota", "Quota of a tenant, if there is one.", ("tenant", "quota"), quotas)
+    refused = ((each.name, limit, count) for each in tenants for limit, count in _refusals(each).items())
+    text = "Requests of a tenant that failed because it reached a quota, or because a device had too little memory."
+    yield _counter("tenant_refusals", text, ("tenant", "quota"), refused)
     suspended = Counter(each.tenant for each in snapshot.sessions if each.state)
     rows = ((each.name, suspended[each.name]) for each in tenants)
     yield _gauge("sessions_suspended", "Sessions that are suspended, or become so.", ("tenant",), rows)
@@ -161,6 +164,17 @@ _TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] =
     ("published_bytes", "Size of the published arrays of a tenant, on all devices.", lambda each: each.published_bytes),
     ("published_file_bytes", "Size of the files of a tenant's published arrays.", lambda each: each.file_bytes),
 )
+
+
+def _refusals(tenant: TenantSnapshot) -> dict[str, int]:
+    """Return the refusals of a tenant. Its quotas have a count of 0 before, so that the first one is an increase."""
+    return dict.fromkeys(("device memory", *(name for name in _COUNTED if getattr(tenant, name))), 0) | dict(
+        tenant.refusals
+    )
+
+
+# Quotas whose refusals are counted. Those of publications count in another metric.
+_COUNTED = ("memory", "total_memory", "devices", "sessions", "launches", "uploads", "compiles")
 _QUOTAS = [name for name in (*TEXTS, *RATES) if name != "reserve"]
 
 

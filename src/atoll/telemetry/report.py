@@ -326,6 +326,7 @@ def _tenant(tenant: Tenant, controller: ReportSource, device_ns: int, now: float
         published_bytes=sum(version.nbytes for version in versions),
         file_bytes=sum(version.files.nbytes for version in versions if version.files is not None),
         rejected_publications=tenant.rejected_publications,
+        refusals=tuple(sorted(tenant.refusals.items())),
         suspended_seconds=round(controller.offenses.suspended_seconds(tenant.name, now), 1),
     )
 

@@ -150,6 +150,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     published_bytes: int = 0  # bytes of its published arrays
     file_bytes: int = 0  # bytes of the files of its published arrays
     rejected_publications: int = 0  # number of refused publications since the cluster started
+    refusals: tuple[tuple[str, int], ...] = ()  # pairs of a quota, or `device memory`, and the number of its refusals
     suspended_seconds: float = 0.0  # seconds for which it may not launch and compile after crashes; 0: it may
 
 

@@ -116,7 +116,7 @@ class Proxies:
         elif session.tenant.settings.uploads and session.feeds.early:
             own = (each for each in self._open.values() if each.tenant is session.tenant)
             uploads = sum(len(each.feeds.early) for each in own)
-            exceeded = session.tenant.exceeded("uploads", 0, uploads, f"{uploads} buffers that no launch has used yet")
+            exceeded = session.tenant.refused("uploads", 0, uploads, f"{uploads} buffers that no launch has used yet")
             if exceeded is not None:
                 self._sessions.end(number, exceeded)
 
@@ -232,7 +232,7 @@ class SliceRequests:
         tenant = session.tenant
         own = (each for each in self._sessions.values() if each.tenant is tenant)
         has = sum(len(each.devices) for other in own for each in other.devices.slices.values())
-        (tenant.exceeded("devices", count, has, f"its slices have {has}") or OK).raise_if_error()
+        (tenant.refused("devices", count, has, f"its slices have {has}") or OK).raise_if_error()
 
     def release(self, session: Session, message: m.ReleaseSlice) -> None:
         if message.slice in session.devices.slices:
