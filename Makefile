@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help demo test full quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check pages docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluster
 	JAX_PLATFORMS=atoll $(BIN)/python examples/gpt.py $(ARGS)
@@ -94,8 +94,9 @@ check: $(VENV)/.test  ## Check style, types, and rules of the sources: layers, n
 pages: $(VENV)/.test  ## Write the pages of docs/reference that are generated from the code
 	for each in $(GENERATED_PAGES); do $(BIN)/python -m docs.$$each || exit; done
 
-docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error
+docs: $(VENV)/.test  ## Run the examples of all pages, compare the pages with the code, and build the site in docs/_build/html
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python -m pytest -q --full --processes $(WORKERS) tests/docs tests/test_tidy.py -k "not test_the_site_builds" $(ARGS)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local

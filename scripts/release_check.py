@@ -2,8 +2,10 @@
 
 1. Builds both twice and compares them: the same commit must give the same bytes.
 2. Checks the metadata with twine.
-3. Installs the wheel into an empty environment, without the repository, and runs JAX there on an embedded cluster.
-4. Checks a consumer of the wheel's types with mypy and pyright.
+3. Compares the sdist with the files of the commit.
+4. Installs the sdist and the wheel into empty environments, without the repository, and runs JAX there on an embedded
+   cluster.
+5. Checks a consumer of the wheel's types with mypy and pyright.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -76,6 +79,26 @@ def build(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
 
 
+def check_sdist(path: Path) -> None:
+    """End with the names of the files that the sdist lacks, or that are not in the commit."""
+    with tarfile.open(path) as archive:
+        packed = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
+    committed = set(run("git", "ls-tree", "-r", "--name-only", "HEAD", cwd=ROOT).splitlines())
+    if different := (packed - {"PKG-INFO"}) ^ committed:
+        sys.exit(f"the sdist and the commit differ: {sorted(different)}")
+
+
+def install_and_run(distribution: Path, directory: Path) -> Path:
+    """Install into an empty environment, and run JAX there. Return the path of its Python."""
+    environment = directory / f"environment of {distribution.suffix[1:]}"
+    run(sys.executable, "-m", "venv", environment, cwd=directory)
+    python = environment / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", distribution, cwd=directory)
+    print(run(python, "-c", SCRIPT, cwd=directory, JAX_PLATFORMS="atoll", XDG_RUNTIME_DIR=str(directory)), end="")
+    print(run(python.with_name("atoll"), "--version", cwd=directory), end="")
+    return python
+
+
 def main() -> None:
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
@@ -86,12 +109,10 @@ def main() -> None:
         if again != built:
             sys.exit(f"two builds of one commit differ: {built} and {again}")
         run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=temporary)
-        run(sys.executable, "-m", "venv", "environment", cwd=temporary)
-        python = temporary / "environment" / "bin" / "python"
-        (wheel,) = dist.glob("*.whl")
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=temporary)
-        print(run(python, "-c", SCRIPT, cwd=temporary, JAX_PLATFORMS="atoll", XDG_RUNTIME_DIR=name), end="")
-        print(run(python.with_name("atoll"), "--version", cwd=temporary), end="")
+        (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+        check_sdist(sdist)
+        install_and_run(sdist, temporary)
+        python = install_and_run(wheel, temporary)
         consumer = temporary / "consumer.py"
         consumer.write_text(CONSUMER)
         print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -171,6 +172,24 @@ def test_the_workflow_and_the_pages_have_the_versions_of_the_matrix() -> None:
     page = (DOCS / "project" / "compatibility.md").read_text()
     for version in (each for pair in versions for each in pair):
         assert version in page
+
+
+def test_make_lists_all_targets() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^  make (\S+) ", listed, re.MULTILINE)) == set(phony.split())
+
+
+def test_make_docs_runs_what_the_pages_show() -> None:
+    (recipe,) = re.findall(r"^docs:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"tests/docs", "tests/test_tidy.py", "--full", "sphinx", "-W"} <= set(recipe.split())
+
+
+def test_the_workflow_runs_targets_that_exist() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    targets = {*re.findall(r"\{target: (\w+)", workflow), *re.findall(r"- run: make (\S+)", workflow)}
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"image", "check", "docs", "release-check", "matrix"} <= targets <= set(phony.split())
 
 
 def test_make_check_runs_each_test_of_the_sources() -> None:
