@@ -309,6 +309,17 @@ def test_the_page_finds_the_controller_that_serves(user: User) -> None:
     assert [each["name"] for each in containers(named(documents, "Deployment", "lab-standby"))] == ["controller"]
 
 
+def test_hosts_of_an_island_prefer_different_nodes(user: User) -> None:
+    documents = manifests(user, "--islands", "2x2x1")
+    hosts = [pod for pod in pods(documents) if pod["metadata"]["labels"].get("atoll-role") == "host"]
+    for pod in hosts:
+        (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        rule = term["podAffinityTerm"]
+        assert rule["topologyKey"] == "kubernetes.io/hostname"
+        selector = rule["labelSelector"]["matchLabels"].items()
+        assert [each for each in hosts if selector <= each["metadata"]["labels"].items()] == [pod]
+
+
 def test_slices_of_tpus_do_not_share_a_node_pool(user: User) -> None:
     key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     for platform, expected in (("tpu", "cloud.google.com/gke-nodepool"), ("cuda", None)):
