@@ -150,6 +150,37 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
     assert agree(order)
 
 
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_each_gang_starts_although_only_ends_of_others_make_room_for_it(seed, window):
+    """Some of the gangs call Python, so that other limits hold while they run. Gangs end in any order."""
+    rng = random.Random(seed)
+    scheduler = Scheduler[str](2, window, busy_ns=4 * MS)
+    flying: list[Gang[str]] = []
+
+    def start() -> None:
+        while scheduler.touched:
+            island = scheduler.touched.pop()
+            while (gang := scheduler.start_next(island)) is not None:
+                flying.append(gang)
+
+    def finish() -> None:
+        scheduler.finished(flying.pop(rng.randrange(len(flying))))
+        start()
+
+    for number in range(1, 60):
+        islands = rng.choice([(0,), (1,), (0, 1)])
+        options = {"weight": rng.choice([0, 1, 1, 3]), "joint": len(islands) > 1 and rng.random() < 0.5}
+        estimate = rng.choice([1, 3 * MS, 50 * MS])
+        scheduler.enqueue(launch(number, session=rng.randrange(3), islands=islands, estimate=estimate, **options))
+        start()
+        if flying and rng.random() < 0.3:
+            finish()
+    while flying:
+        assert not list(scheduler.count_differences(flying))
+        finish()
+    assert [scheduler.statistics(island).waiting for island in range(2)] == [0, 0]
+
+
 def agree(order: list[list[QueuedNode[str]]]) -> bool:
     """Return whether one total order contains all of the given orders.
 
