@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.worker.client_reads import ClientReads
-from atoll.worker.store import COMPUTED, Buffer, Readers
+from atoll.worker.store import COMPUTED, Buffer, MemoryHolds
 from tests.waiting import until
 
 CONTENTS = np.arange(4, dtype=np.float32)
@@ -47,7 +47,7 @@ class Host:
         self.not_sent: list[bool] = []
         self.has_threads = has_threads
         self.buffer = Buffer(array, 0, COMPUTED)
-        self.reads = ClientReads(self, self, Readers(), print)  # type: ignore[arg-type]
+        self.reads = ClientReads(self, self, MemoryHolds(), print)  # type: ignore[arg-type]
 
     def shards(self, array: Any) -> list[Any]:
         return [array]

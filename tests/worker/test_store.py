@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
-from atoll.worker.store import Buffer, Readers, Store, TypeKeys, share
+from atoll.worker.store import Buffer, MemoryHolds, Store, TypeKeys, share
 
 SPEC = LocalArray("float32", (2,), ((2,),), (0,), (0,))
 LOST = Status(Code.DATA_LOSS, "gone", {"why": b"x"})
@@ -204,9 +204,9 @@ def test_a_type_is_described_in_a_users_words():
 
 
 def test_several_buffers_are_protected_until_they_are_released_together() -> None:
-    readers = Readers()
+    holds = MemoryHolds()
     first, second = Buffer(object(), 0, None), Buffer(object(), 0, None)
-    release = readers.hold_all([(first, 1), (second, 2), (first, 1)])
+    release = holds.hold_all([(first, 1), (second, 2), (first, 1)])
     assert [shard.readers for buffer, count in ((first, 1), (second, 2)) for shard in buffer.shard_memory(count)] == [
         2,
         1,

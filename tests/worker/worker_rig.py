@@ -78,7 +78,7 @@ class Rig:
         network = DataPortNetwork(self.backend, self.port, 0)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(self.backend, self.functions, self.port, network, keys, self.report, messages.put)
-        self.spill_store = SpillStore(self.backend, self.inbox, self.port, 0, steps.readers, self.report)
+        self.spill_store = SpillStore(self.backend, self.inbox, self.port, 0, steps.holds, self.report)
         self.executor = ExecutorThread(steps, self.inbox, self.report, self.spill_store, messages)
         self.session = 0
         self._next = 0

@@ -92,7 +92,7 @@ class HostProcess:
             report=report,
             renew=lambda lease: None,
             call_soon=lambda call: self._do(costs.message, call),
-            readers=ReadThreads(AtOnce()),
+            read_threads=ReadThreads(AtOnce()),
             send=lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
             dispatch_soon=lambda call: self._do(costs.host_gang, call),
         )

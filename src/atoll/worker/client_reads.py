@@ -24,7 +24,7 @@ from atoll.worker.future_arrays import FutureArray, live_array
 from atoll.worker.grouped_sends import SMALL_BYTES
 from atoll.worker.host_network import is_small_and_ready, wait_for_shards
 from atoll.worker.joint_runs import JointRun
-from atoll.worker.store import NO_ARRAY, Buffer, Readers
+from atoll.worker.store import NO_ARRAY, Buffer, MemoryHolds
 
 
 class ClientReads:
@@ -34,11 +34,11 @@ class ClientReads:
     """
 
     def __init__(
-        self, backend: DeviceBackend, data_port: DataPort, readers: Readers, report: Callable[..., None]
+        self, backend: DeviceBackend, data_port: DataPort, holds: MemoryHolds, report: Callable[..., None]
     ) -> None:
         self._backend = backend
         self._data_port = data_port
-        self._readers = readers
+        self._holds = holds
         self._report = report
 
     def read(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
@@ -46,7 +46,7 @@ class ClientReads:
         buffer = values[step.input]
         array = live_array(buffer)
         shards = self._backend.shards(array)
-        release = self._readers.hold(buffer, len(shards))
+        release = self._holds.hold(buffer, len(shards))
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
@@ -104,7 +104,7 @@ class ClientReads:
         arrays = [live_array(buffer) for buffer in buffers]
         shards_of = [self._backend.shards(array) for array in arrays]
         shards = [each[i] for each, i in zip(shards_of, step.shards, strict=True)]
-        release = self._readers.hold_all([(buffer, len(each)) for buffer, each in zip(buffers, shards_of, strict=True)])
+        release = self._holds.hold_all([(buffer, len(each)) for buffer, each in zip(buffers, shards_of, strict=True)])
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
@@ -157,7 +157,7 @@ class ClientReads:
 
         if array.is_ready():
             return self._try_send(session, feed, send)
-        release = self._readers.hold(buffer, len(shards))
+        release = self._holds.hold(buffer, len(shards))
 
         def send_later() -> None:
             try:
@@ -178,7 +178,7 @@ class ClientReads:
         buffer = values[step.input]
         array = live_array(buffer)
         shards = self._backend.shards(array)
-        release = self._readers.hold(buffer, len(shards))
+        release = self._holds.hold(buffer, len(shards))
 
         def read() -> None:
             try:

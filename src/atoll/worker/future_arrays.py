@@ -100,10 +100,11 @@ def stream_of(unit: DispatchUnit, function: LoadedFunction) -> int:
     return -1 - unit.sequence if function.waits_inside else unit.plan_run.run.session
 
 
-def has_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) -> bool:
-    """Return whether the run gets a thread, because it is the only step of its plan and donates nothing.
+def runs_on_own_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) -> bool:
+    """Return whether the run has a thread of its own, since it may wait for its client inside XLA.
 
-    Only the executor's thread may donate an array (`worker/completions.py`).
+    Only a run that is the only step of its plan has one, and only if it donates nothing, because only the executor's
+    thread may donate an array (`worker/completions.py`).
     """
     segments = unit.plan_run.plan.segments
     alone = len(segments) == 1 and len(segments[0].steps) == 1

@@ -81,7 +81,7 @@ class SendGroup:
         self._pieces = self._bytes = 0
         self._is_closed = False
 
-    def takes(self, sent: SentArray) -> bool:
+    def try_add(self, sent: SentArray) -> bool:
         """Add an array and return True, or return False if it has to be sent in another group."""
         nbytes, count = sent.grouped_bytes, len(sent.step.pieces)
         if self._arrays:

@@ -174,7 +174,7 @@ class Functions:
         is_busy = stage is CompileStage.COMPILING and not may_ask
         return int(self._cpu_seconds() / _CPU_STEP_SECONDS) if is_busy else -1
 
-    def _wait(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
+    def _note_waiting(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
         """Note that the function waits, so that no thread works on it."""
         with self.records.lock:
             pending = self.records.pending(name)
@@ -224,7 +224,7 @@ class Functions:
         """
         if message.world and not message.islands and self._worlds is not None:
             self.may_wait = True
-            self._wait(message.function)
+            self._note_waiting(message.function)
             self._worlds.when_joined(message.world, lambda status: self._start_in_pool(message, self._begin, status))
         else:
             self._start_in_pool(message, self._begin)
@@ -251,14 +251,14 @@ class Functions:
             self._libraries.load(message, source.program)
             self._end(message, CompileResult())
         elif source.targets:
-            self._wait(message.function)
+            self._note_waiting(message.function)
             compile_ = partial(self._start_in_pool, message, self._compile_loaded, source)
             self._libraries.when_loaded(message, source.targets, compile_)
         else:
             self._compile_source(message, source)
 
     def _load_python(self, source: FunctionSource, message: Compile) -> None:
-        self._wait(message.function)
+        self._note_waiting(message.function)
         self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
 
     def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
@@ -274,7 +274,7 @@ class Functions:
         elif source.fragment is not None:
             raise unimplemented(f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)")
         elif source.keys:
-            self._wait(message.function, CompileStage.QUEUED, may_ask=True)
+            self._note_waiting(message.function, CompileStage.QUEUED, may_ask=True)
             self._asking.submit(source.session, partial(self._start, message, self._compile, source))
         else:
             self._compile(message, source)
@@ -338,12 +338,12 @@ class Functions:
         If it ends the process, the compilation fails with `after_crash`, or with an error that names the crash.
         """
         prepared = self._prepare(message, source)
-        kept = loader.find(prepared.request(message.assignment, self._backend.platform), message.tenant)
-        if kept is not None and message.islands and kept.has_parts:
-            self._load_over_islands(message, prepared, kept, seconds=0.0, cached=True)
+        cached = loader.find(prepared.request(message.assignment, self._backend.platform), message.tenant)
+        if cached is not None and message.islands and cached.has_parts:
+            self._load_over_islands(message, prepared, cached, seconds=0.0, cached=True)
             return
-        if kept is not None and not message.islands:
-            loaded = loader.load(kept, message.assignment, prepared.callbacks, message.world)
+        if cached is not None and not message.islands:
+            loaded = loader.load(cached, message.assignment, prepared.callbacks, message.world)
             self._end(message, self._result(loaded, prepared, cached=True))
             return
 
@@ -483,7 +483,7 @@ class Functions:
                 for each in (message, *others):
                     self.programs.compiled(name, title, each.session)
                 waiting = record.world.take_runs()
-                self._load(record, result.function, encoded, title)
+                self._note_loaded(record, result.function, encoded, title)
         if again is not None:
             self._recompile(again)
             return
@@ -493,8 +493,8 @@ class Functions:
             self._inbox.drop(other.session, other.feed)
         self._report(compiled(name, result, encoded, title))
 
-    def _load(self, record: FunctionRecord, function: Function, info: bytes, title: str) -> None:
-        """Keep a function. The caller holds the lock."""
+    def _note_loaded(self, record: FunctionRecord, function: Function, info: bytes, title: str) -> None:
+        """Note that a function is compiled and loaded. The caller holds the lock."""
         is_unwanted = record.state is FunctionState.UNWANTED
         self.records.load(record, function, info, title)
         self.may_wait = self.may_wait or function.loaded.is_joint
@@ -524,7 +524,7 @@ class Functions:
         if source is None:
             self._start_when_joined(message)
         elif message.world and self._worlds is not None:
-            self._worlds.when_joined(message.world, partial(self._move, message, source))
+            self._worlds.when_joined(message.world, partial(self._compile_in_joined, message, source))
         else:
             self._start_in_pool(message, self._compile_source, source)
 
@@ -681,15 +681,15 @@ class Functions:
         for recipe in moving:
             self._recompile(recipe)
 
-    def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
-        """Compile a function in another world, on the pool's threads. A function with `islands` may not need it."""
+    def _compile_in_joined(self, message: Compile, source: FunctionSource, joined: Status) -> None:
+        """Compile a function in the world that this host has joined, or fail. With `islands`, it may need no world."""
         if joined.ok or message.islands:
             self._enter_world(Recipe(message, source))
             self._start_in_pool(message, self._compile_source, source)
         else:
             self._end(message, CompileResult(joined))
 
-    def closing_of(self, world: int) -> Status:
+    def closing_status(self, world: int) -> Status:
         """Return why a world was closed; OK if it is open."""
         closing = None if self._worlds is None else self._worlds.closing_of(world)
         return OK if closing is None else closing.status

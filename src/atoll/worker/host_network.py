@@ -93,9 +93,9 @@ class DataPortNetwork:
 
         sent = SentArray(step, array, shards, release)
         last = unit.reads[-1].group if unit.reads else None
-        if last is None or not last.takes(sent):
+        if last is None or not last.try_add(sent):
             group = SendGroup(self, run)
-            group.takes(sent)
+            group.try_add(sent)
             unit.reads.append(Read(group.wait, group.read, group.read_nowait, group))
 
     def send_pieces(

@@ -96,7 +96,7 @@ class MessageHandler:
             case m.DropSpilled():
                 self._spill_store.drop(message)
             case m.KeepFiles():
-                self._spill_store.keep(message)
+                self._spill_store.remove_unlisted(message)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)

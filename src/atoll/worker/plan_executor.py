@@ -325,10 +325,10 @@ class PlanExecutor:
         run, plan = unit.plan_run.run, unit.plan_run.plan
         # Results of earlier segments may have been freed already.
         unmade = {value for segment in plan.segments[unit.segment :] for value in segment.results}
-        keep = store.arrive if unit.in_background else store.set
+        set_result = store.arrive if unit.in_background else store.set
         for value, handle in zip(plan.results, run.results, strict=True):
             if value in unmade:
-                keep(handle, status)
+                set_result(handle, status)
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
@@ -376,7 +376,7 @@ class PlanExecutor:
                 contents.raise_if_error()
                 raise AssertionError("an outcome without contents must be a failure")
             for (buffer, future, array), shards in zip(outcome.futures, contents, strict=True):
-                made = self._steps.keep(buffer, future, array, shards)
+                made = self._steps.resolve_future(buffer, future, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
             status = status_of_device_error(error)

@@ -31,7 +31,7 @@ from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.worker import spill_files
 from atoll.worker.future_arrays import live_array
 from atoll.worker.host_network import SendPort, send_to_host
-from atoll.worker.store import Readers, Store
+from atoll.worker.store import MemoryHolds, Store
 
 THREADS = 4  # per host; more would not be faster, because these saturate a disk or the memory
 _REMOVAL_SECONDS = 0.5
@@ -83,18 +83,18 @@ class SpillStore:
         inbox: Inbox,
         port: SendPort,
         host: int,
-        readers: Readers,
+        holds: MemoryHolds,
         report: Callable[..., None],
         pool: Pool | None = None,
-        has_room: Callable[[int], bool] = has_memory_for,
+        has_memory: Callable[[int], bool] = has_memory_for,
     ) -> None:
         self._backend = backend
         self._inbox = inbox
         self._port = port
         self._host = host
-        self._readers = readers
+        self._holds = holds
         self._report = report
-        self._has_room = has_room
+        self._has_memory = has_memory
         self._pool = pool or ThreadPoolExecutor(THREADS, "atoll-spill")
         self._lock = threading.Lock()
         self._removals: list[Future[None]] = []
@@ -117,7 +117,7 @@ class SpillStore:
             for number, handle, shard in message.shards:
                 buffer = store.get(handle)
                 shards = self._backend.shards(live_array(buffer))
-                copies.append((number, shards[shard], self._readers.hold(buffer, len(shards))))
+                copies.append((number, shards[shard], self._holds.hold(buffer, len(shards))))
         except Exception as error:
             for _, _, release in copies:
                 release()
@@ -155,7 +155,7 @@ class SpillStore:
         if message.to_files:
             return spill.write(number, view)
         # The arrays exist until all pieces are copied. If memory ran out, the system would kill this process.
-        if not self._has_room(view.nbytes):
+        if not self._has_memory(view.nbytes):
             text = f"host {self._host} has too little memory left to spill {human_bytes(view.nbytes)} more"
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: spill to files instead (atoll suspend --to disk)")
         if contents.dtype.kind == "T":
@@ -240,8 +240,8 @@ class SpillStore:
         if files:
             self._remove(spill_files.remove, files)
 
-    def keep(self, message: m.KeepFiles) -> None:
-        """Remove the directories of published arrays that no version has."""
+    def remove_unlisted(self, message: m.KeepFiles) -> None:
+        """Remove the directories of published arrays that the message does not list, because no version has them."""
         self._remove(spill_files.remove_others, message.prefix, message.before, frozenset(message.numbers))
 
     def _remove(self, remove: Callable[..., None], *arguments: Any) -> None:

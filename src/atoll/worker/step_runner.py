@@ -37,15 +37,15 @@ from atoll.worker.future_arrays import (
     ClientRunThreads,
     FutureArray,
     Outcome,
-    has_thread,
     live_array,
     raise_failure,
+    runs_on_own_thread,
     stream_of,
 )
 from atoll.worker.host_functions import Functions
 from atoll.worker.host_network import HostNetwork, is_small_and_ready
 from atoll.worker.joint_runs import JointRun, JointRuns
-from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
+from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, MemoryHolds, TypeKeys, share
 
 # Sessions that wait at the same time for arrays that belong to another world, or for joint runs.
 _WAITS = 8
@@ -79,8 +79,8 @@ class StepRunner:
         self.release_memory = backend.release_memory
         self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-for-arrays")
         self.joint_runs = JointRuns(self._waits, backend.shards, self.deletions)
-        self.readers = Readers()
-        self.client_reads = ClientReads(backend, data_port, self.readers, report)
+        self.holds = MemoryHolds()
+        self.client_reads = ClientReads(backend, data_port, self.holds, report)
         self._client_runs = ClientRunThreads()
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
@@ -195,9 +195,9 @@ class StepRunner:
         buffers = [values[value] for value in step.inputs]
         arguments = self._arguments_of(step, function, buffers)
         stream = stream_of(unit, loaded)
-        if has_thread(step, unit, loaded):
-            holds = [self.readers.hold(buffer, 1) for buffer in set(buffers)]
-            self._client_runs.start(step, unit, values, function, arguments, stream, holds, self._on_outcome)
+        if runs_on_own_thread(step, unit, loaded):
+            releases = [self.holds.hold(buffer, 1) for buffer in set(buffers)]
+            self._client_runs.start(step, unit, values, function, arguments, stream, releases, self._on_outcome)
             return
         if step.donated:
             copied = self._copy_shared_memory(step.donated, buffers, arguments)
@@ -237,7 +237,7 @@ class StepRunner:
     def _note_joint_run(self, function: Function, sequence: int, token: Any, outputs: Sequence[Any]) -> JointRun:
         """Return the record of a run that has started on several islands together."""
         world = function.loaded.world
-        closing = partial(self._functions.closing_of, world)
+        closing = partial(self._functions.closing_status, world)
         run = JointRun(world, sequence, function.ordinals, token, outputs, closing)
         self.joint_runs.started(run)
         return run
@@ -282,7 +282,7 @@ class StepRunner:
                 inputs.append(self._python_input(position, values[value]))
             for _, value, array in step.results:
                 future = FutureArray()
-                values[value] = self._buffer(future, array)
+                values[value] = self._buffer_with_layout(future, array, None)
                 futures.append((values[value], future, array))
             self._python.call(
                 step.function,
@@ -303,7 +303,7 @@ class StepRunner:
         """Return an input whose memory is protected until another thread has read it."""
         array = live_array(buffer)
         dtype, shapes = self._keys.shards(buffer.key)
-        releases = [self.readers.hold(buffer, len(shapes))]
+        releases = [self.holds.hold(buffer, len(shapes))]
 
         def release() -> None:
             with suppress(IndexError):  # already released
@@ -316,7 +316,9 @@ class StepRunner:
 
         return Input(position, dtype, shapes, not is_future and is_small_and_ready(array), read, release)
 
-    def keep(self, buffer: Buffer, future: FutureArray, array: p.LocalArray | None, contents: Any) -> DeviceArray:
+    def resolve_future(
+        self, buffer: Buffer, future: FutureArray, array: p.LocalArray | None, contents: Any
+    ) -> DeviceArray:
         """Resolve the future with its array, and put the array into the buffer, unless the buffer was released."""
         made: DeviceArray = contents if array is None else self._backend.put(array, contents)
         future.set_result(made)
@@ -329,11 +331,12 @@ class StepRunner:
     # ---- data in
 
     def _put(self, step: p.Put, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        made = self._put_array(step, unit.plan_run.run)
-        buffer = values[step.output] = self._made(made, step.array)
-        unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
+        array = self._array_of_contents(step, unit.plan_run.run)
+        values[step.output] = self._new_buffer(array, step.array)
+        unit.completions.append(ArrayCompletion(array, self.deletions))
 
-    def _put_array(self, step: p.Put, run: m.Run) -> Any:
+    def _array_of_contents(self, step: p.Put, run: m.Run) -> Any:
+        """Put the contents that the run carries, or that have arrived as its feeds, on the devices."""
         if run.contents is not None:
             contents = [memoryview(run.contents)] * len(step.pieces)
             return self._backend.put(step.array, self._host_shards(step, contents))
@@ -346,11 +349,12 @@ class StepRunner:
                 done()
 
     def _put_all(self, step: p.PutAll, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        for output, buffer in zip(step.outputs, self._put_arrays(step, unit.plan_run.run), strict=True):
+        for output, buffer in zip(step.outputs, self._buffers_of_contents(step, unit.plan_run.run), strict=True):
             values[output] = buffer
             unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
 
-    def _put_arrays(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
+    def _buffers_of_contents(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
+        """Put arrays whose contents follow each other in one host buffer on the devices."""
         content, done = run.contents, nothing_to_release
         if content is None:
             content, done = self._inbox.take(run.session, run.feeds[step.feed])
@@ -365,7 +369,7 @@ class StepRunner:
                 part = aligned(stop - start)
                 part[:] = whole[start:stop]
                 shard = host_data.view(part, array.dtype, array.shape, None)
-                made.append(self._made(self._backend.put(array, [shard]), array))
+                made.append(self._new_buffer(self._backend.put(array, [shard]), array))
                 start = stop
         finally:
             done()
@@ -388,10 +392,11 @@ class StepRunner:
 
     def _move(self, step: p.Move, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
-            values[target] = self._moved(values[source], array, step.donate)
+            values[target] = self._move_buffer(values[source], array, step.donate)
             unit.completions.append(ArrayCompletion(values[target].array, self.deletions))
 
-    def _moved(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
+    def _move_buffer(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
+        """Return a buffer on other devices, in the layout of the moved one. With `donate`, delete the moved one."""
         source = live_array(buffer)
         if self._keys.shards(buffer.key) != (array.dtype, array.shard_shapes):
             raise invalid(f"{self._keys.describe(buffer.key)} cannot be moved to {array.dtype}{list(array.shape)}")
@@ -400,12 +405,13 @@ class StepRunner:
             moved = self._backend.move(source, array, consume)
         if donate and not consume:
             buffer.give_up()
-        return self._buffer(moved, array, self._keys.layout(buffer.key))
+        return self._buffer_with_layout(moved, array, self._keys.layout(buffer.key))
 
     def _select(self, step: p.Select, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        values[step.output] = self._selected(step, values)
+        values[step.output] = self._select_shards(step, values)
 
-    def _selected(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
+    def _select_shards(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
+        """Return an array of shards of other arrays, whose memory it shares. A bitcast copies them."""
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
@@ -421,11 +427,11 @@ class StepRunner:
             shards.append(self._backend.bitcast(shard, *wanted[:2]) if step.bitcast else shard)
         array = self._backend.stack(step.array, shards)
         if step.bitcast:  # a copy, in the default layout
-            return self._buffer(array, step.array)
+            return self._buffer_with_layout(array, step.array, None)
         layouts = {self._keys.layout(source.key) for source, _, _ in sources}
         if len(layouts) > 1:
             raise invalid("shards of different layouts cannot be one array")
-        buffer = self._buffer(array, step.array, layouts.pop())
+        buffer = self._buffer_with_layout(array, step.array, layouts.pop())
         share(buffer, sources)
         joint_runs = {source.run for source, _, _ in sources}
         if len(joint_runs) == 1:
@@ -440,7 +446,12 @@ class StepRunner:
         share(made, [(buffer, i, count) for i in range(count)])
         return made
 
-    def _buffer(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None = None) -> Buffer:
+    def _new_buffer(self, array: Any, spec: p.LocalArray) -> Buffer:
+        """Return the buffer of an array that the devices have made for this type, in its layout."""
+        return self._buffer_with_layout(array, spec, _unusual_layout(spec))
+
+    def _buffer_with_layout(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None) -> Buffer:
+        """Return the buffer of an array of this type in a layout, which is None for the default one."""
         return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices, layout), spec)
 
     # ---- data out
@@ -457,7 +468,7 @@ class StepRunner:
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
         array = live_array(buffer)
-        release = self.readers.hold(buffer, len(self._backend.shards(array)))
+        release = self.holds.hold(buffer, len(self._backend.shards(array)))
         try:
             self._network.send(step, unit, array, release)
         except Exception:
@@ -467,7 +478,7 @@ class StepRunner:
     def _send_rows(self, step: p.SendRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffers = [values[value] for value in step.inputs]
         arrays = [live_array(buffer) for buffer in buffers]
-        release = self.readers.hold_all([(each, len(self._backend.shards(each.array))) for each in buffers])
+        release = self.holds.hold_all([(each, len(self._backend.shards(each.array))) for each in buffers])
         try:
             self._network.send_rows(step, unit, arrays, release)
         except Exception:
@@ -476,20 +487,17 @@ class StepRunner:
 
     def _receive(self, step: p.Receive, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         received = self._network.receive(step, unit.plan_run.run)
-        values[step.output] = self._made(received, step.array)
+        values[step.output] = self._new_buffer(received, step.array)
         unit.completions.append(ArrayCompletion(received, self.deletions))
 
     def _receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         array, spans = self._network.receive_rows(step, unit)
-        values[step.output] = self._made(array, step.array)
+        values[step.output] = self._new_buffer(array, step.array)
         unit.completions.append(ArrayCompletion(array, self.deletions))
         if spans is not None:
             assert step.spans_array is not None
-            values[step.spans] = self._made(spans, step.spans_array)
+            values[step.spans] = self._new_buffer(spans, step.spans_array)
             unit.completions.append(ArrayCompletion(spans, self.deletions))
-
-    def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
-        return self._buffer(array, spec, _unusual_layout(spec))
 
 
 # The method that runs a step, by its type.

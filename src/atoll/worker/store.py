@@ -132,8 +132,8 @@ class _Expected:
     is_deleted: bool = False
 
 
-class Readers:
-    """Counts the readers of shards' memory. Safe to use from any thread."""
+class MemoryHolds:
+    """Protects the memory of buffers while threads read it. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

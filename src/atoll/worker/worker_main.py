@@ -140,7 +140,7 @@ class Worker:
         network = DataPortNetwork(backend, data_port, options.host)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(backend, functions, data_port, network, keys, report, messages.put)
-        spill_store = SpillStore(backend, inbox, data_port, options.host, steps.readers, report)
+        spill_store = SpillStore(backend, inbox, data_port, options.host, steps.holds, report)
         executor = ExecutorThread(steps, inbox, report, spill_store, messages)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)

@@ -119,7 +119,7 @@ class NullHost:
         report: Callable[..., None],
         renew: Callable[[float], None],
         call_soon: Callable[[Callable[[], None]], None],
-        readers: ReadThreads,
+        read_threads: ReadThreads,
         send: SendToHost,
         dispatch_soon: Callable[[Callable[[], None]], None] | None = None,
         process: Ends | None = None,
@@ -139,14 +139,14 @@ class NullHost:
         delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
         self.network = NullNetwork(self.backend, self.port, host, neighbors)
         steps = StepRunner(self.backend, functions, self.port, self.network, keys, report, lambda outcome: None)
-        spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers.of(0))
+        spill_store = SpillStore(self.backend, inbox, self.port, host, steps.holds, report, read_threads.of(0))
         occupancy = Occupancy(delegated.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,
             inbox,
             occupancy,
             ClockWatcher(clock, occupancy.report),
-            readers,
+            read_threads,
             lambda: call_soon(self._resume_blocked),
             spill_store,
             now,

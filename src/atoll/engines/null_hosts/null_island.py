@@ -128,7 +128,7 @@ class NullProcess:
     bugs: BugTrap
     loop: asyncio.AbstractEventLoop
     clock: FineClock
-    readers: ReadThreads
+    read_threads: ReadThreads
     model: NullModel
     relay: IslandsRelay | None = None  # of a process of several islands
 
@@ -225,7 +225,7 @@ class NullIsland:
             report=self._reporter(connection),
             renew=self._lease.renew,
             call_soon=self._call_soon,
-            readers=self._process.readers,
+            read_threads=self._process.read_threads,
             send=self._send,
             process=relay,
         )
