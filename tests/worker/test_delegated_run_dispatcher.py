@@ -13,7 +13,14 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
 from atoll.state.tallies import counts_of
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
+from atoll.worker.delegated_run_dispatcher import (
+    TRANSITIONS,
+    DelegatedRunDispatcher,
+    DelegatedRunState,
+    DelegatedUnits,
+    HostRun,
+)
+from tests.state_tables import check_table
 
 SESSION, PLAN, FIRST = 7, 3, 100
 MS = 1_000_000
@@ -211,6 +218,25 @@ def test_what_stands_behind_a_failure_begins_when_the_controller_has_said_so(is_
         host.dispatcher.handle(drop)
     host.dispatcher.handle(limit)
     assert host.units()[0] == 200
+
+
+def test_the_table_has_all_transitions():
+    run = m.Run(FIRST, SESSION, PLAN, (), (), ())
+    plan = p.Plan("step", (), (), ())
+    check_table(lambda state: HostRun(run, plan, [], [], 0, state=state), DelegatedRunState, TRANSITIONS)
+
+
+def test_a_run_that_is_revoked_again_awaits_the_later_limit():
+    host = Host()
+    host.run()
+    host.units()
+    host.dispatcher.handle(m.RevokeRuns(SESSION))
+    host.dispatcher.handle(m.RevokeRuns(SESSION))
+    host.dispatcher.handle(m.SetRunLimit(SESSION, ((FIRST, 4),)))
+    host.end(100, 102, 104)
+    assert host.units() == [106]
+    host.end(106)
+    assert host.told()[-1].is_over
 
 
 def test_a_run_that_is_dropped_starts_nothing_more():

@@ -8,6 +8,7 @@ remaining segments itself.
 
 from __future__ import annotations
 
+import enum
 import struct
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.state.device_clocks import DeviceClocks
@@ -29,23 +31,56 @@ _HERE, _DEVICES = (0,), {0: (0,)}
 _REPORT_NS = 1_000_000_000
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A delegated run."""
+class DelegatedRunState(enum.IntEnum):
+    """The state of a delegated run on this host."""
 
+    GRANTED = 0  # its segments up to its limit may start
+    AWAITS_LIMIT = 1  # nothing starts until the controller has sent its limit
+    DROPPED = 2  # failed, or its launch or session has ended: nothing starts, and segments in flight end
+
+
+_S = DelegatedRunState
+# The states that may follow each state. The comments name the messages that cause the transitions.
+TRANSITIONS: dict[DelegatedRunState, frozenset[DelegatedRunState]] = {
+    # `RevokeRuns`, or `DropRun` of an earlier run; `Failed`, `DropRun`, `CloseStore`
+    _S.GRANTED: frozenset({_S.AWAITS_LIMIT, _S.DROPPED}),
+    # `SetRunLimit`; `Failed`, `DropRun`, `CloseStore`
+    _S.AWAITS_LIMIT: frozenset({_S.GRANTED, _S.DROPPED}),
+    _S.DROPPED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class HostRun(StateMachine[DelegatedRunState]):
+    """A delegated run on this host."""
+
+    transitions = TRANSITIONS
     message: m.Run
     plan: p.Plan
     computing: list[int]  # number of computing segments before each segment, and in the plan
     expected: list[int]  # duration of each segment, in nanoseconds
     limit: int  # segments that are dispatched here
     started: int = 0  # segments that have been dispatched
-    is_dropped: bool = False
-    is_held: bool = False  # whether it was revoked, and the controller has yet to send its limit
+    state: DelegatedRunState = DelegatedRunState.GRANTED
     open: dict[int, int] = field(default_factory=dict)  # segments in flight, in order, with their expected durations
     times: list[int] = field(default_factory=list)  # starts and ends of segments from `first` on, or 0
     first: int = 0  # first segment that is not reported yet
     ended: EndedGangs | None = None  # since the last report
     reported: int = 0  # time of the last report, or of the beginning
+
+    def _described(self) -> str:
+        return f"delegated run {self.message.sequence}"
+
+    def await_limit(self) -> None:
+        """Start no further segment until the controller has sent the limit."""
+        if self.state is not DelegatedRunState.AWAITS_LIMIT:
+            self.enter(DelegatedRunState.AWAITS_LIMIT)
+        self.limit = self.started
+
+    def drop(self) -> None:
+        """Start no further segment."""
+        self.enter(DelegatedRunState.DROPPED)
+        self.limit = self.started
 
     def take_progress(self, is_over: bool) -> m.RunProgress:
         """Return the report about progress since the last one."""
@@ -80,7 +115,7 @@ class DelegatedUnits:
 
     def __init__(self, to_controller: Callable[..., None], to_dispatcher: Callable[[UnitsEnded], None]) -> None:
         # With their segments, by sequence. Only the executor's thread changes it.
-        self.in_flight: dict[int, tuple[_Run, int]] = {}
+        self.in_flight: dict[int, tuple[HostRun, int]] = {}
         self.to_controller = to_controller
         self.to_dispatcher = to_dispatcher
 
@@ -135,8 +170,8 @@ class DelegatedRunDispatcher:
         self._to_controller = units.to_controller
         self._submit = units.to_dispatcher
         self._now = now
-        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
-        self._runs: dict[int, _Run] = {}  # by sequence, in order
+        self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `HostRun`
+        self._runs: dict[int, HostRun] = {}  # by sequence, in order
         self._units = units.in_flight
         self._window = HostWindow()  # units in flight; transfers weigh nothing, since they run beside computations
         self._last_end = 0  # time at which a unit ended last
@@ -152,15 +187,17 @@ class DelegatedRunDispatcher:
                 for session in list({run.message.session: None for run in self._runs.values()}):
                     self._dispatch(session)
         elif kind is m.Run and message.ahead and message.plan in self._plans:
-            self._runs[message.sequence] = _Run(message, *self._plans[message.plan], message.segments)
+            self._runs[message.sequence] = HostRun(message, *self._plans[message.plan], message.segments)
             self._dispatch(message.session)
         elif kind is m.RevokeRuns:
             self._revoke(message.session)
         elif kind is m.SetRunLimit:
             for sequence, limit in message.runs:
                 run = self._runs.get(sequence)
-                if run is not None and run.is_held:  # the run may have been dropped meanwhile
-                    run.limit, run.is_held = limit, False
+                # It may have been dropped meanwhile.
+                if run is not None and run.state is DelegatedRunState.AWAITS_LIMIT:
+                    run.enter(DelegatedRunState.GRANTED)
+                    run.limit = limit
             self._continue(message.session)
         elif kind is m.RegisterPlan:
             segments = message.definition.segments
@@ -180,17 +217,18 @@ class DelegatedRunDispatcher:
         else:
             self._execute(message)
 
-    def _drop(self, runs: list[_Run], message: Any) -> None:
-        """Drop runs. Hold the later runs of the session until the controller decides, since they may need results."""
-        for run in self._of(message.session) if any(not run.is_dropped for run in runs) else ():
-            if run in runs:
-                run.limit, run.is_held, run.is_dropped = run.started, False, True
-            elif not (run.started or run.is_dropped):
-                run.limit, run.is_held = 0, True
+    def _drop(self, runs: list[HostRun], message: Any) -> None:
+        """Drop runs. Later runs of the session may need their results, so these await the controller's decision."""
+        left = [run for run in runs if run.state is not DelegatedRunState.DROPPED]
+        for run in self._of(message.session) if left else ():
+            if run in left:
+                run.drop()
+            elif not run.started and run.state is not DelegatedRunState.DROPPED:
+                run.await_limit()
         self._execute(message)
         self._continue(message.session)
 
-    def _of(self, session: int) -> list[_Run]:
+    def _of(self, session: int) -> list[HostRun]:
         return [run for run in self._runs.values() if run.message.session == session]
 
     def _continue(self, session: int) -> None:
@@ -202,7 +240,8 @@ class DelegatedRunDispatcher:
         runs = self._of(session)
         for run in runs:
             is_first = next(each for each in runs if each.message.sequence in self._runs) is run
-            is_over = is_first and run.started == run.limit and not (run.open or run.is_held)
+            has_ended = run.started == run.limit and not run.open and run.state is not DelegatedRunState.AWAITS_LIMIT
+            is_over = is_first and has_ended
             if is_over:
                 del self._runs[run.message.sequence]
             elif run.ended is None or self._now() - run.reported < _REPORT_NS:
@@ -220,7 +259,7 @@ class DelegatedRunDispatcher:
             if before >= 0 or run.open:
                 before = self._computing_since(run, before)
 
-    def _can_start_next(self, run: _Run, before: int) -> bool:
+    def _can_start_next(self, run: HostRun, before: int) -> bool:
         if not self._is_ready(run):
             return False
         if run.computes(run.started):
@@ -229,7 +268,7 @@ class DelegatedRunDispatcher:
         transfers = len(self._units) - self._window.in_flight
         return self._window.busy_ns < BUSY_NS or transfers < run.message.ahead
 
-    def _is_ready(self, run: _Run) -> bool:
+    def _is_ready(self, run: HostRun) -> bool:
         """Return whether the next segment has its bytes, because a segment that waits for bytes cannot be revoked."""
         steps = run.plan.segments[run.started].steps
         if not steps or type(steps[0]) is not p.Receive:
@@ -241,13 +280,13 @@ class DelegatedRunDispatcher:
     def _wake(self) -> None:
         self._submit(UnitsEnded(()))
 
-    def _computing_since(self, run: _Run, before: int) -> int:
+    def _computing_since(self, run: HostRun, before: int) -> int:
         """Return the number of computing segments from the session's first open one to the run's newest one."""
         if before >= 0:
             return before + run.computing[run.started]
         return run.computing[run.started] - run.computing[next(iter(run.open), run.started)]
 
-    def _start(self, run: _Run) -> None:
+    def _start(self, run: HostRun) -> None:
         segment, message = run.started, run.message
         sequence = run.sequence(segment)
         expected = run.open[segment] = run.expected[segment]
@@ -261,7 +300,7 @@ class DelegatedRunDispatcher:
             run.reported = self._now()  # not at its arrival, because it may have waited long for an earlier run
             self._execute(msgspec.structs.replace(message, segments=1, ahead=0))
 
-    def _take(self, sequence: int) -> tuple[_Run, int]:
+    def _take(self, sequence: int) -> tuple[HostRun, int]:
         """Remove a unit that was in flight, and return its run and segment."""
         run, segment = self._units.pop(sequence)
         self._window.end(run.computes(segment), run.open.pop(segment))
@@ -286,9 +325,9 @@ class DelegatedRunDispatcher:
             self._continue(run.message.session)
 
     def _revoke(self, session: int) -> None:
-        runs = [run for run in self._of(session) if not run.is_dropped]
+        runs = [run for run in self._of(session) if run.state is not DelegatedRunState.DROPPED]
         for run in runs:
-            run.limit, run.is_held = run.started, True
+            run.await_limit()
             if run.ended is not None:  # the controller charges later ends to the session
                 run.reported = self._now()
                 self._to_controller(run.take_progress(is_over=False))
