@@ -36,7 +36,7 @@ FOREIGN = {
 
 # Methods that give an object a collaborator after its construction, as `late_setters` finds them.
 SETTERS = {
-    ("session/cluster_session.py", "set_callback_handler"): "a session has its relay once a client may call it",
+    ("session/channels.py", "set_callback_handler"): "a session has its relay once a client may call it",
 }
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -96,7 +96,39 @@ def _is_callable(value: ast.expr, local: frozenset[str], own: frozenset[str]) ->
 
 
 def _is_late(name: str, value: ast.expr, local: frozenset[str], own: frozenset[str]) -> bool:
-    return name.startswith("on_") or name in _callbacks() or _is_callable(value, local, own)
+    is_declared = name in _callbacks() or name in _collaborators()
+    return name.startswith("on_") or is_declared or _is_callable(value, local, own)
+
+
+@functools.cache
+def _collaborators() -> frozenset[str]:
+    """Return the names of all attributes in `src` that hold implementations of interfaces of `src`.
+
+    A constructor declares them with this type, or they get parameters with this type. Names that records also have for
+    data are left out.
+    """
+    found, of_records = set(), set()
+    for path in modules().values():
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+                of_records |= {each.id for each in fields if isinstance(each, ast.Name)}
+            if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
+                continue
+            parameters = {
+                each.arg for each in (*node.args.args, *node.args.kwonlyargs) if _is_interface(each.annotation)
+            }
+            for each in ast.walk(node):
+                is_declared = isinstance(each, ast.AnnAssign) and _is_interface(each.annotation)
+                for target, value in _targets(each):
+                    is_given = isinstance(value, ast.Name) and value.id in parameters
+                    if isinstance(target, ast.Attribute) and (is_declared or is_given):
+                        found.add(target.attr)
+    return frozenset(found - of_records)
+
+
+def _is_interface(annotation: ast.expr | None) -> bool:
+    return annotation is not None and not _protocols().isdisjoint(ast.unparse(annotation).split(" | "))
 
 
 @functools.cache
@@ -155,7 +187,7 @@ def late_bindings(
     """Yield the late-bound attributes in a module, as they are written.
 
     These are attributes that a method declares without a value, and attributes of other objects to which a function is
-    assigned, or that are callbacks by their name (`on_...`) or their declaration.
+    assigned, or that are callbacks by their name (`on_...`) or their declaration, or implementations of an interface.
     """
     for each in children(node):
         if isinstance(each, ast.expr):  # which contains neither assignments nor definitions
@@ -234,9 +266,10 @@ class Host:
 
         link.end = partial(ended, 1)
         link.other = ended
+        link.answers = Answers()
 
     def received(self, message): ...
 """
     assert list(late_bindings(ast.parse(source))) == [
-        *("self.link", "link.handle", "link.lose", "link.on_away", "link.end", "link.other"),
+        *("self.link", "link.handle", "link.lose", "link.on_away", "link.end", "link.other", "link.answers"),
     ]

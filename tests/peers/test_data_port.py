@@ -349,8 +349,8 @@ class Unread:
 def between_machines() -> Iterator[tuple[DataPort, Unread, list[tuple[int, int]]]]:
     """Return a TCP port that admits session 5, and its received contents."""
     arrived: list[tuple[int, int]] = []
-    data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: arrived.append(which)))
-    answers = data_port.answers = Unread()
+    answers = Unread()
+    data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: arrived.append(which)), answers=answers)
     data_port.open_session(5, "secret five")
     try:
         yield data_port, answers, arrived

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
+from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing_messages import Outgoing
 from atoll.session.session_interfaces import CallbackHandler, HostAccess, OnBroken, OnFeed, Unreached
 
@@ -30,7 +31,7 @@ def welcome(hosts: int = 2, devices_per_host: int = 2) -> m.Welcome:
 class FakeCluster:
     """Both interfaces of a session, which record all messages. `session` is the session that uses them."""
 
-    def __init__(self, first_handle: int = 1, **shape: int) -> None:
+    def __init__(self, first_handle: int = 1, lease: ControllerLease | None = None, **shape: int) -> None:
         self.uploads: list[tuple[tuple[int, ...], int, bytes]] = []  # hosts, feed, contents
         self.dials: list[tuple[tuple[tuple[int, str], ...], Callable[[Unreached], None]]] = []
         self.patience: list[float] = []  # of each of the dials
@@ -51,6 +52,7 @@ class FakeCluster:
             lambda: asyncio.get_running_loop().create_future(),
             first_handle,
             on_hosts_lost=self._count_loss,
+            lease=lease,
         )
 
     def _count_loss(self) -> None:
@@ -69,6 +71,9 @@ class FakeCluster:
 
     def send(self, message: Any) -> None:
         self._sent.append(message)
+
+    def set_callback_handler(self, handler: CallbackHandler) -> None:
+        self.calls = handler
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0

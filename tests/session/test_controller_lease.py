@@ -46,9 +46,9 @@ class Timer:
 
 
 def leased() -> tuple[Loop, FakeCluster, ControllerLease]:
-    cluster, loop = FakeCluster(), Loop()
-    lease = ControllerLease(loop, cluster.session.connection_lost)  # type: ignore[arg-type]
-    cluster.session.lease = lease
+    loop = Loop()
+    lease = ControllerLease(loop, lambda reason: cluster.session.connection_lost(reason))  # type: ignore[arg-type]
+    cluster = FakeCluster(lease=lease)
     return loop, cluster, lease
 
 

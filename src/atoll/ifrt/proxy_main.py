@@ -88,7 +88,7 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
         return
     write_ready(options.ready_fd, Ready(address=where), is_last=opened is None)
     if opened is not None:
-        opened.announce_loss(partial(tell_parent, options.ready_fd, SessionLost()))
+        opened.call_before_loss(partial(tell_parent, options.ready_fd, SessionLost()))
     freeze_gc()
     await stop.wait()
     service.close()

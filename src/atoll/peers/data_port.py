@@ -85,8 +85,6 @@ class Answers(Protocol):
 class DataPort:
     """A listener for proxies and other hosts that holds the channel of each session. Safe to use from any thread.
 
-    If this host calls its clients, set `answers` before they connect.
-
     Args:
         kinds: The kinds of transfer that peers use.
         identity: For addresses with TLS, this host's and others'.
@@ -94,6 +92,7 @@ class DataPort:
         on_lost: Called if the channel to a host breaks; see `HostChannels`.
         on_silent: Called if a host is silent; see `HostWatch`.
         on_control: Receives other hosts' messages, each on its connection's thread. FrameError ends the connection.
+        answers: Receives the clients' answers to calls, if this host calls clients.
 
     Hosts connect after `set_peers`, so no callback is called before it.
     """
@@ -108,9 +107,10 @@ class DataPort:
         on_lost: OnLost = lambda host, lost, why: None,
         on_silent: OnSilent = lambda host, seconds: None,
         on_control: Callable[[Any], None] = lambda content: None,
+        answers: Answers | None = None,
     ) -> None:
         self.inbox = inbox
-        self.answers: Answers | None = None
+        self.answers = answers
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
         self._scripts: dict[int, DataChannel] = {}  # channels that clients' processes have opened themselves

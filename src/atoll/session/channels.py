@@ -82,7 +82,7 @@ class Channels:
         self._controller = controller
         self._on_feed = on_feed
         self._on_broken = on_broken
-        self.calls: CallbackHandler | None = None
+        self._handler: CallbackHandler | None = None
         self._awaits = awaits
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
@@ -94,6 +94,9 @@ class Channels:
         self._senders = ThreadPoolExecutor(2, "atoll-upload")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    def set_callback_handler(self, handler: CallbackHandler) -> None:
+        self._handler = handler
 
     # ---- opening and closing
 
@@ -164,8 +167,8 @@ class Channels:
         threading.Thread(target=self._receive, args=(host, channel), name="atoll-download", daemon=True).start()
         for feed, upload in self._absent.pop(host, {}).items():
             self._send(host, channel, feed, upload)
-        if self.calls is not None:
-            self.calls.host_opened(host, channel.is_local)
+        if self._handler is not None:
+            self._handler.host_opened(host, channel.is_local)
 
     def disconnect(self, hosts: Iterable[int]) -> list[tuple[int, int]]:
         again = []
@@ -276,18 +279,18 @@ class Channels:
     def _receive(self, host: int, channel: DataChannel) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             if is_call(piece.feed):  # the device waits, so bypass the loop, which may be busy
-                if self.calls is None:  # the client has announced callables, but it has not asked for their calls
+                if self._handler is None:  # the client has announced callables, but it has not asked for their calls
                     done()
                     if not is_notice(piece.feed):
                         self.answer(piece.feed, NO_CLIENT)
                 else:
-                    self.calls.call(piece.feed, content, done)
+                    self._handler.call(piece.feed, content, done)
                 return
             if piece.feed in SCRIPT_FEEDS:
-                if self.calls is None:
+                if self._handler is None:
                     done()
                 else:
-                    self.calls.forward(piece.feed, content, piece.more, done)
+                    self._handler.forward(piece.feed, content, piece.more, done)
                 if not piece.more:  # the session's downloads await it
                     self._on_loop(self._on_feed, piece.feed, b"", False, nothing_to_release)
                 return
@@ -295,8 +298,8 @@ class Channels:
 
         def on_socket(sock: socket.socket, _: int) -> None:
             with sock:
-                if self.calls is not None:
-                    self.calls.pass_socket(sock, host)
+                if self._handler is not None:
+                    self._handler.pass_socket(sock, host)
 
         try:
             channel.receive(on_piece, on_socket=on_socket)
@@ -320,8 +323,8 @@ class Channels:
         self._await_report(host, reason, _REPORT_SECONDS)
 
     def _calls_lost(self, host: int, channel: DataChannel) -> None:
-        if self.calls is not None:
-            self.calls.host_lost(host, channel.is_local)
+        if self._handler is not None:
+            self._handler.host_lost(host, channel.is_local)
 
     def _explain(self, host: int) -> None:
         """Forget the broken channel of a host, since its loss or restart is known."""

@@ -41,7 +41,7 @@ class ClusterSession:
     """An open session.
 
     `open_channels` is called once and returns the session's data channels. `make_future` creates futures of the
-    session's event loop. New handles count up from `first_handle`.
+    session's event loop. New handles count up from `first_handle`. Pings renew the `lease`, and `close` ends it.
 
     `on_lost(status)` is called once if the session ends without a call of `close`, and `on_hosts_lost()` each time that
     hosts are lost. A front end calls `set_handlers`.
@@ -56,6 +56,7 @@ class ClusterSession:
         first_handle: int = 1,
         on_lost: Callable[[Status], None] = lambda status: None,
         on_hosts_lost: Callable[[], None] = lambda: None,
+        lease: ControllerLease | None = None,
     ) -> None:
         self.welcome = welcome
         self.send = outgoing.send
@@ -68,7 +69,7 @@ class ClusterSession:
         self._on_quiesced: Callable[[], None] = lambda: None
         self._on_recording: Callable[[bool], None] = lambda is_recording: None
         self._held: Callable[[], dict[int, bool] | None] = lambda: None
-        self.lease: ControllerLease | None = None
+        self._lease = lease
         self.recorder = CallRecorder(lambda is_recording: self._on_recording(is_recording))
         self._outgoing = outgoing
         self.downloads = Downloads()
@@ -106,15 +107,15 @@ class ClusterSession:
 
     # ---- the end
 
-    def announce_loss(self, then: Callable[[], None]) -> None:
+    def call_before_loss(self, then: Callable[[], None]) -> None:
         """Call `then` if the session is lost, before its client gets errors. It must not block for long."""
         self._before_loss = then
 
     def close(self) -> None:
         """End the session. The cluster frees everything that the session owned."""
         self._closed = True
-        if self.lease is not None:
-            self.lease.end()
+        if self._lease is not None:
+            self._lease.end()
         self._outgoing.close()
         self._channels.close()
 
@@ -441,9 +442,9 @@ class ClusterSession:
 
     # ---- calls into the client's Python
 
-    def set_callback_handler(self, calls: CallbackHandler) -> None:
-        """Pass the hosts' calls to `calls`, which answers each by `answer`."""
-        self._channels.calls = calls
+    def set_callback_handler(self, handler: CallbackHandler) -> None:
+        """Pass what hosts send to the client's process to `handler`, which answers each call by `answer`."""
+        self._channels.set_callback_handler(handler)
 
     @property
     def local_hosts(self) -> list[int]:
@@ -520,8 +521,8 @@ class ClusterSession:
         match message:
             case m.Ping(lease=lease, seconds=seconds):
                 self.send(m.Pong(seconds, self.recorder.now()))
-                if self.lease is not None:
-                    self.lease.renew(lease)
+                if self._lease is not None:
+                    self._lease.renew(lease)
             case m.CreditReturned(launches=credits):
                 self.window.give_back(credits)
                 if self.window.in_flight <= 0:

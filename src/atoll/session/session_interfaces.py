@@ -59,12 +59,10 @@ class CallbackHandler(Protocol):
 
 
 class DataChannels(Protocol):
-    """Carries contents to and from hosts. Uploads to a host without a channel wait until it has one.
+    """Carries contents to and from hosts. Uploads to a host without a channel wait until it has one."""
 
-    `calls` takes the hosts' calls into the client's Python. If it is None, each call gets an error.
-    """
-
-    calls: CallbackHandler | None
+    def set_callback_handler(self, handler: CallbackHandler) -> None:
+        """Pass what hosts send to the client's process to `handler`. Without a handler, each call gets an error."""
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0

@@ -257,10 +257,10 @@ class _Opening:
                     self._loop.create_future,
                     self._first_handle,
                     on_hosts_lost=self._on_hosts_lost,
+                    lease=lease,
                 )
                 self._opened = session
                 connection.set_handlers(session.handle, session.connection_lost)
-                session.lease = lease
                 lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never arrive
                 self._answer(session)
             case m.Refused(status=status):

@@ -143,10 +143,12 @@ class VirtualConnection:
         on_close: Callable[[], None],
     ) -> None:
         self.send = send
-        self.calls: CallbackHandler | None = None
         self._session = session
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close
+
+    def set_callback_handler(self, handler: CallbackHandler) -> None:
+        """Do nothing: hosts call no clients."""
 
     def connect(
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0

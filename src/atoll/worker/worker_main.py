@@ -92,6 +92,12 @@ class Worker:
         address = parse_address(options.data_address)
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
+        calls = Calls(
+            lambda session: data_port.to_proxy(session),
+            options.host,
+            lambda session, channel, on_answer: data_port.receive(session, channel, on_answer),
+            lambda session, feed, handle, otherwise: executor.read(session, feed, handle, otherwise),
+        )
         data_port = DataPort(
             address,
             inbox,
@@ -101,16 +107,11 @@ class Worker:
             on_lost=lambda host, lost, why: report_lost(options.host, host, lost, why, links, report),
             on_silent=lambda host, seconds: connection.send(m.PeerSilent(host, seconds)),
             on_control=lambda content: self._group.receive(content),
+            answers=calls,
         )
         links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
         self._group = HostGroup(options.host, self._handle, links.send, connection.send)
         report = self._group.report
-        calls = data_port.answers = Calls(
-            data_port.to_proxy,
-            options.host,
-            data_port.receive,
-            lambda session, feed, handle, otherwise: executor.read(session, feed, handle, otherwise),
-        )
         rank = rank_of(options)
         worlds = worlds_of(options, backend, data_port.address, report)
         python = PythonSessions(

@@ -134,8 +134,13 @@ def test_a_client_that_sends_contents_asks_for_a_channel(unix_ends: Ends):
 
 def test_contents_on_a_direct_channel_are_feeds_of_its_session(unix_ends: Ends, short_directory: Path):
     arrived: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *feed: arrived.put(feed)))
-    calls = port.answers = Calls(lambda session: unix_ends[0], 0, port.receive)
+    calls = Calls(
+        lambda session: unix_ends[0],
+        0,
+        lambda session, channel, on_answer: port.receive(session, channel, on_answer),
+    )
+    inbox = Inbox(lambda *feed: arrived.put(feed))
+    port = DataPort(Address(path=str(short_directory / "data")), inbox, answers=calls)
     client = Client(unix_ends[1])
     calls.channel(SESSION, unix_ends[0])
     until(lambda: client.direct is not None)
