@@ -20,7 +20,7 @@ from atoll.ir.types import nbytes
 from atoll.protocol.ifrt import session_pb2, transport_pb2
 from atoll.protocol.translation import codec
 from atoll.security.tokens import TOO_MANY, Guesses
-from atoll.session.callback_relay import CallbackPort
+from atoll.session.client_relay import ClientPort
 from atoll.session.cluster_session import ClusterSession
 from atoll.wire.address import Address
 
@@ -53,7 +53,7 @@ class Service:
         self._token = token
         self._guesses = Guesses()
         self._buffers = BufferService(self._buffers_of, transfer_directory)
-        self._callbacks = CallbackPort(callback_address)
+        self._clients = ClientPort(callback_address)
         self._on_session_end = on_session_end
         self._sessions: dict[int, IfrtSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,7 +68,7 @@ class Service:
     def close(self) -> None:
         for session in list(self._sessions.values()):
             session.close()
-        self._callbacks.close()
+        self._clients.close()
 
     def end_compilations(self) -> None:
         """Answer all compile requests under way with an error, because the client's process is ending."""
@@ -155,7 +155,7 @@ class Service:
 
         def on_lost(status: Status) -> None:
             receive_with(_refusals(session, status, lambda: end(status)))
-            self._callbacks.close_relay(number)  # the client then waits for no contents: see `ReadTable`
+            self._clients.close_relay(number)  # the client then waits for no contents: see `ReadTable`
             call.resume()
             asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
 
@@ -173,7 +173,7 @@ class Service:
             call.resume,
             on_lost,
             on_recording,
-            open_relay=lambda: self._callbacks.relay(number, cluster, on_loop),
+            open_relay=lambda: self._clients.relay(number, cluster, on_loop),
             later=loop.call_later,
         )
         receive_with(on_message)
@@ -194,7 +194,7 @@ class Service:
     def _end(self, session: IfrtSession) -> None:
         if self._sessions.pop(session.number, None) is not None:
             session.close()
-            self._callbacks.close_relay(session.number)
+            self._clients.close_relay(session.number)
             self._on_session_end()
 
     def _buffers_of(self, number: int) -> HostBuffers:

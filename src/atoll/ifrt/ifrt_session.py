@@ -25,7 +25,7 @@ from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.number_ranges import PROXY_HANDLES
-from atoll.session.callback_relay import CallbackRelay
+from atoll.session.client_relay import ClientRelay
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Later
 
@@ -127,8 +127,8 @@ class IfrtSession:
 
     `write(bytes)` sends responses. `pause` and `resume` control the client's requests, which are held back until
     `start`. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`. `on_lost` and `on_recording`
-    are as in `ClusterSession.set_handlers`. `open_relay` opens the relay for calls into the client's Python. `later` is
-    as in `ResponseStream`.
+    are as in `ClusterSession.set_handlers`. `open_relay` opens the relay to the client's process. `later` is as in
+    `ResponseStream`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class IfrtSession:
         resume: Callable[[], None],
         on_lost: Callable[[Status], None] = lambda status: None,
         on_recording: Callable[[bool], None] = lambda is_recording: None,
-        open_relay: Callable[[], CallbackRelay] | None = None,
+        open_relay: Callable[[], ClientRelay] | None = None,
         later: Later | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -160,7 +160,7 @@ class IfrtSession:
         self.early_reads = EarlyReads(self._loop.time)
         self._published: dict[str, list[Memory]] = {}  # by name: memory of the arrays that were published last
         self._open_relay = open_relay
-        self._relay: CallbackRelay | None = None
+        self._relay: ClientRelay | None = None
         self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
         self._futures: dict[int, asyncio.Future[Status]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -343,17 +343,17 @@ class IfrtSession:
             raise not_found(f"unknown executable handle {handle}")
         return loaded
 
-    def callback_loader(self) -> ImmediateReply:
-        """Return a reply whose fingerprint tells the client where to receive callbacks.
+    def open_client_relay(self) -> ImmediateReply:
+        """Return a reply whose fingerprint tells the client where to open its channel for calls and contents.
 
-        Raise UNIMPLEMENTED if callbacks are not supported.
+        Raise UNIMPLEMENTED if this proxy relays none.
         """
         if self._open_relay is None:
             raise unimplemented(CALLBACK_ADVICE)
         self._relay = self._open_relay()
         return ImmediateReply("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
 
-    def client_relay(self) -> CallbackRelay:
+    def client_relay(self) -> ClientRelay:
         """Return the relay to the client's process. Raise INVALID_ARGUMENT if the client has not asked for it."""
         if self._relay is None:
             raise invalid("the client has not asked where it receives contents")

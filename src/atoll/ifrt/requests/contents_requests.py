@@ -167,7 +167,7 @@ def write_contents(session: IfrtSession, executable: WritingExecutable, handles:
     """
     write = executable.next_number()  # in any case, because the client counts its runs
     relay = session.client_relay()
-    if not relay.has_client:  # the session ends if the channel ends after this: see `CallbackRelay`
+    if not relay.has_client:  # the session ends if the channel ends after this: see `ClientRelay`
         raise StatusError(Code.UNAVAILABLE, "the connection on which the client sends contents of arrays has ended")
     cluster, specs = session.cluster, executable.outputs
     program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))

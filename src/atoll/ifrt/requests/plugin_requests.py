@@ -69,8 +69,8 @@ def load_python(pending: PendingRequest, executable: PythonExecutable) -> None:
     pending.reply_loaded_later(work())
 
 
-def _load_callbacks(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded(pending.session.callback_loader())
+def _open_client_relay(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded(pending.session.open_client_relay())
 
 
 def _submit(pending: PendingRequest, payload: bytes) -> None:
@@ -178,7 +178,7 @@ def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateReply:
 # By prefix: programs of Atoll, and JSON of `pathwaysutils`.
 _PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
     (SLICE, _add_slice),
-    (CALLBACKS_REQUEST, _load_callbacks),
+    (CALLBACKS_REQUEST, _open_client_relay),
     (LIBRARY_REQUEST, _add_library),
     (QUESTION, _answer),
     (ARRAYS, handle_array_request),

@@ -36,7 +36,7 @@ from atoll.host_services.calls.call_messages import (
 )
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
-from atoll.session.callback_relay import CallbackPort, CallbackRelay
+from atoll.session.client_relay import ClientPort, ClientRelay
 from atoll.session.downloads import DirectDownload
 from atoll.session.session_interfaces import HostAccess
 from atoll.transfers.channel import DataChannel, Open
@@ -58,23 +58,23 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[CallbackRelay]:
-    port = CallbackPort(lambda: Address(path=str(short_directory / "calls")))
+def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[ClientRelay]:
+    port = ClientPort(lambda: Address(path=str(short_directory / "calls")))
     yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
     port.close_relay(SESSION)
     port.close()
 
 
 @pytest.fixture
-def far_relay(cluster: FakeCluster) -> Iterator[CallbackRelay]:
+def far_relay(cluster: FakeCluster) -> Iterator[ClientRelay]:
     """Return a relay at a TCP port, like that of `atoll proxy`."""
-    port = CallbackPort(lambda: Address(host="127.0.0.1", port=0))
+    port = ClientPort(lambda: Address(host="127.0.0.1", port=0))
     yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
     port.close_relay(SESSION)
     port.close()
 
 
-def connected(relay: CallbackRelay) -> DataChannel:
+def connected(relay: ClientRelay) -> DataChannel:
     where = relay.where
     channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
     until(lambda: relay._channel is not None)
@@ -94,7 +94,7 @@ def piece(message: Any) -> bytes:
     return b"".join(bytes(part) for part in encode(message))
 
 
-def give(relay: CallbackRelay, feed: int, message: Any) -> None:
+def give(relay: ClientRelay, feed: int, message: Any) -> None:
     given_back = threading.Event()
     relay.call(feed, piece(message), given_back.set)
     assert given_back.is_set()
@@ -104,7 +104,7 @@ def answers(cluster: FakeCluster) -> list[tuple[int, Any]]:
     return [(feed, decode(content)[0]) for feed, content in cluster.answers]
 
 
-def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: CallbackRelay):
+def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeCluster, relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     give(relay, first_call(1) + 5, Call(3, ()))
@@ -120,7 +120,7 @@ def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeClust
     assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
 
 
-def test_contents_of_arrays_are_forwarded_in_parts(relay: CallbackRelay):
+def test_contents_of_arrays_are_forwarded_in_parts(relay: ClientRelay):
     feed, done = SCRIPT_FEEDS.start, threading.Event()
     relay.forward(feed, b"for nobody", False, done.set)
     assert done.is_set()
@@ -133,7 +133,7 @@ def test_contents_of_arrays_are_forwarded_in_parts(relay: CallbackRelay):
     receiver.join()
 
 
-def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
+def test_the_client_learns_which_contents_do_not_arrive(relay: ClientRelay):
     relay.cannot_read((3,))
     assert not relay.has_client
     channel = connected(relay)
@@ -150,7 +150,7 @@ def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
     receiver.join()
 
 
-def test_the_client_is_asked_for_contents_until_they_have_landed(cluster: FakeCluster, relay: CallbackRelay):
+def test_the_client_is_asked_for_contents_until_they_have_landed(cluster: FakeCluster, relay: ClientRelay):
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
     relay.writes.start(write, feed, (1,), 4)  # nobody is connected yet
     channel = connected(relay)
@@ -164,7 +164,7 @@ def test_the_client_is_asked_for_contents_until_they_have_landed(cluster: FakeCl
     receiver.join()
 
 
-def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, relay: CallbackRelay):
+def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
@@ -179,7 +179,7 @@ def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, 
     receiver.join()
 
 
-def test_large_contents_take_further_connections_of_the_clients_channel(cluster: FakeCluster, far_relay: CallbackRelay):
+def test_large_contents_take_further_connections_of_the_clients_channel(cluster: FakeCluster, far_relay: ClientRelay):
     relay = far_relay
     channel = connected(relay)
     receiver = listening(channel)
@@ -222,7 +222,7 @@ def _has_ended(channel: DataChannel) -> bool:
     return False
 
 
-def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: FakeCluster, relay: CallbackRelay):
+def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: FakeCluster, relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
@@ -234,7 +234,7 @@ def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: Fake
     receiver.join()
 
 
-def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: CallbackRelay):
+def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: ClientRelay):
     former = connected(relay)
     receiver = listening(former)
     write, other = SCRIPT_FEEDS.start + 1, SCRIPT_FEEDS.start + 2
@@ -256,7 +256,7 @@ def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: Ca
 
 
 def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_contents(
-    cluster: FakeCluster, relay: CallbackRelay
+    cluster: FakeCluster, relay: ClientRelay
 ):
     cluster.local = {1}
     channel = connected(relay)
@@ -272,7 +272,7 @@ def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_content
 
 
 def test_the_client_may_dial_hosts_on_other_machines_once_it_sends_or_reads_much(
-    cluster: FakeCluster, relay: CallbackRelay
+    cluster: FakeCluster, relay: ClientRelay
 ):
     cluster.far = {1: HostAccess("10.0.0.1:7", 5, "its secret", 10.0, None)}
     channel = connected(relay)
@@ -289,7 +289,7 @@ def test_the_client_may_dial_hosts_on_other_machines_once_it_sends_or_reads_much
 
 
 def test_contents_on_the_clients_own_channel_are_expected_until_it_has_them_or_a_host_cannot_send_them(
-    cluster: FakeCluster, relay: CallbackRelay
+    cluster: FakeCluster, relay: ClientRelay
 ):
     lost: list[Status] = []
     downloads = cluster.session.downloads
@@ -307,7 +307,7 @@ def test_contents_on_the_clients_own_channel_are_expected_until_it_has_them_or_a
 
 
 def test_an_array_that_a_host_cannot_send_at_once_is_read_in_the_other_way(
-    cluster: FakeCluster, relay: CallbackRelay
+    cluster: FakeCluster, relay: ClientRelay
 ) -> None:
     first, others = SCRIPT_FEEDS.start, []
     cluster.local = {1}
@@ -327,7 +327,7 @@ def test_an_array_that_a_host_cannot_send_at_once_is_read_in_the_other_way(
     receiver.join()
 
 
-def test_of_many_reads_the_first_have_no_other_way(cluster: FakeCluster, relay: CallbackRelay) -> None:
+def test_of_many_reads_the_first_have_no_other_way(cluster: FakeCluster, relay: ClientRelay) -> None:
     cluster.local, others = {1}, []
     channel = connected(relay)
     receiver = listening(channel)
@@ -341,9 +341,7 @@ def test_of_many_reads_the_first_have_no_other_way(cluster: FakeCluster, relay: 
     receiver.join()
 
 
-def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
-    cluster: FakeCluster, relay: CallbackRelay
-):
+def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(cluster: FakeCluster, relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     relay.writes.start(SCRIPT_FEEDS.start, cluster.session.feed(), (1,), 4)
@@ -355,7 +353,7 @@ def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
     assert "the connection on which the client sends contents of arrays has ended" in cluster.session.lost.message
 
 
-def test_a_hosts_own_way_to_the_client_is_passed_on(relay: CallbackRelay):
+def test_a_hosts_own_way_to_the_client_is_passed_on(relay: ClientRelay):
     channel = connected(relay)
     passed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     receiving = threading.Thread(
@@ -372,7 +370,7 @@ def test_a_hosts_own_way_to_the_client_is_passed_on(relay: CallbackRelay):
     receiving.join(SECONDS)
 
 
-def test_a_hosts_own_way_ends_where_there_is_no_client(relay: CallbackRelay):
+def test_a_hosts_own_way_ends_where_there_is_no_client(relay: ClientRelay):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -381,7 +379,7 @@ def test_a_hosts_own_way_ends_where_there_is_no_client(relay: CallbackRelay):
         assert ours.recv(1) == b""
 
 
-def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: CallbackRelay):
+def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: ClientRelay):
     give(relay, first_call(0) + 1, Call(3, ()))
     ((feed, answer),) = answers(cluster)
     assert feed == first_call(0) + 1
@@ -389,7 +387,7 @@ def test_without_a_client_calls_are_answered(cluster: FakeCluster, relay: Callba
     assert answer.cancelled
 
 
-def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: CallbackRelay):
+def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     give(relay, first_call(0) + 1, Call(3, ()))
@@ -402,7 +400,7 @@ def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, re
 
 
 def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unanswered(
-    cluster: FakeCluster, relay: CallbackRelay
+    cluster: FakeCluster, relay: ClientRelay
 ):
     old = connected(relay)
     receiver = listening(old)
@@ -417,14 +415,14 @@ def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unansw
     assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
 
 
-def test_who_does_not_know_the_secret_gets_no_calls(relay: CallbackRelay):
+def test_who_does_not_know_the_secret_gets_no_calls(relay: ClientRelay):
     for session, secret in ((SESSION, "wrong"), (SESSION + 1, relay.where.secret)):
         stranger = DataChannel.connect(parse_address(relay.where.address), session, secret)
         assert Receiver(stranger).join() is None, "it was closed"
         stranger.close()
 
 
-def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: CallbackRelay):
+def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_their_function(relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     for host in (0, 1, 2):
@@ -441,7 +439,7 @@ def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_t
     receiver.join()
 
 
-def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: CallbackRelay):
+def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them(relay: ClientRelay):
     channel = connected(relay)
     receiver = listening(channel)
     relay.compiled((4, 5), (0,))
@@ -479,7 +477,7 @@ class Slots:
         self._reading.join(SECONDS)
 
 
-def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: CallbackRelay) -> None:
+def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: ClientRelay) -> None:
     write = SCRIPT_FEEDS.start + 1
     with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
         relay.take_small(write, 4)
@@ -492,7 +490,7 @@ def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: Callbac
     assert slots.found.empty()
 
 
-def test_small_contents_outlive_the_channel_on_which_the_client_got_their_slots(relay: CallbackRelay) -> None:
+def test_small_contents_outlive_the_channel_on_which_the_client_got_their_slots(relay: ClientRelay) -> None:
     write = SCRIPT_FEEDS.start + 1
     before = Slots(connected(relay))
     old = before.writer()

@@ -1,7 +1,8 @@
 """Relays calls and contents of arrays between the workers' data channels and the clients' processes.
 
-Each client with callbacks or large reads opens one data channel to its proxy. The channels' threads pass on calls,
-answers and contents, without the proxy's loop. If a client leaves the channel, the relay answers its pending calls.
+A client opens one data channel to its proxy, with `client.jax_patches.client_channel` at its end. The channels' threads
+pass on calls, answers and contents, without the proxy's loop. If a client leaves the channel, the relay answers its
+pending calls.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
+from atoll.session.held_callables import HeldCallables
 from atoll.session.script_writes import ScriptWrites
 from atoll.session.session_interfaces import HostAccess
 from atoll.transfers import sealed_memory
@@ -63,15 +65,15 @@ Arriving = dict[int, tuple[list[bytes], int]]
 OnLoop = Callable[..., None]
 
 
-class CallbackPort:
+class ClientPort:
     """The port at which clients open their channels. It listens at `address()` from the first call of `relay` on."""
 
     def __init__(self, address: Callable[[], Address]) -> None:
         self._address = address
         self._listener: Listener | None = None
-        self._relays: dict[int, CallbackRelay] = {}
+        self._relays: dict[int, ClientRelay] = {}
 
-    def relay(self, number: int, cluster: ClusterSession, on_loop: OnLoop) -> CallbackRelay:
+    def relay(self, number: int, cluster: ClusterSession, on_loop: OnLoop) -> ClientRelay:
         """Relay the calls of a session to the client that opens a channel for `number`.
 
         Raise OSError if the port cannot listen.
@@ -81,7 +83,7 @@ class CallbackPort:
         if self._listener is None:
             self._listener = Listener(self._address(), self._serve, lambda: None)
         where = CallbackAddress(str(self._listener.address), number, secrets.token_hex(16))
-        relay = CallbackRelay(cluster, where, on_loop)
+        relay = ClientRelay(cluster, where, on_loop)
         self._relays[number] = relay
         cluster.set_callback_handler(relay)
         return relay
@@ -112,8 +114,11 @@ class CallbackPort:
             self._listener.close()
 
 
-class CallbackRelay:
-    """Relays calls between a session's workers and its client. Thread-safe, except for `writes` and `read_directly`."""
+class ClientRelay:
+    """Relays calls and contents between a session's workers and its client.
+
+    Thread-safe, except for `writes` and `read_directly`.
+    """
 
     def __init__(self, cluster: ClusterSession, where: CallbackAddress, on_loop: OnLoop) -> None:
         self.where = where
@@ -129,9 +134,7 @@ class CallbackRelay:
         self._channel: DataChannel | None = None
         self._name = ""  # of the channel, by which its streams find it
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
-        # By the first number of a function's callables:
-        self._holders: dict[int, set[int]] = {}  # the hosts that may call them
-        self._dropped: dict[int, tuple[int, ...]] = {}  # callables whose executable the client has dropped
+        self._callables = HeldCallables()
         self._lock = threading.Lock()
 
     # ---- calls from the hosts: see `session.session_interfaces.CallbackHandler`
@@ -309,18 +312,16 @@ class CallbackRelay:
             self._on_loop(self._not_sent, notice.feeds)
             return
         first = notice.callbacks[0]
-        with self._lock:
-            if isinstance(notice, Retained):
-                self._holders.setdefault(first, set()).add(host)
-                return
-            self._holders.get(first, set()).discard(host)
+        if isinstance(notice, Retained):
+            self._callables.hold(first, (host,))
+            return
+        self._callables.release(first, host)
         self._release_unheld()
 
     def host_lost(self, host: int, was_local: bool) -> None:
         with self._lock:
             self._unanswered = {feed: each for feed, each in self._unanswered.items() if host_of(feed) != host}
-            for holders in self._holders.values():
-                holders.discard(host)
+        self._callables.host_lost(host)
         self.writes.hosts_failed({host})
         self._release_unheld()
         if was_local:  # contents may have been lost that count as arrived: see `DirectDownload`
@@ -330,22 +331,17 @@ class CallbackRelay:
 
     def compiled(self, callbacks: tuple[int, ...], hosts: Sequence[int]) -> None:
         """Note that `hosts` have a function that calls `callbacks`, before the notices of the hosts arrive."""
-        with self._lock:
-            self._holders.setdefault(callbacks[0], set()).update(hosts)
+        self._callables.hold(callbacks[0], hosts)
 
     def unloaded(self, callbacks: tuple[int, ...]) -> None:
         """Release `callbacks`, whose executable the client has dropped, as soon as no host can run it any more."""
-        with self._lock:
-            self._dropped[callbacks[0]] = callbacks
+        self._callables.drop(callbacks)
         self._release_unheld()
 
     def _release_unheld(self) -> None:
         with self._lock:
             channel = self._channel
-            unheld = [each for first, each in self._dropped.items() if not self._holders.get(first)]
-            for callbacks in unheld:
-                del self._dropped[callbacks[0]]
-                self._holders.pop(callbacks[0], None)
+        unheld = self._callables.take_unheld()
         if channel is not None:
             for callbacks in unheld:
                 with contextlib.suppress(AtollError, OSError):
