@@ -84,7 +84,7 @@ class Admission:
         self._version = version
         self._sessions = sessions
         self._detached = detached
-        self._handle_of_session = from_proxy
+        self._handle_proxy_message = from_proxy
         self._recovery = recovery
         self._agents = agents
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
@@ -352,7 +352,7 @@ class Admission:
         else:
             peer.handlers = self._waiting_proxy
 
-    def attach(self) -> None:
+    def open_named_sessions(self) -> None:
         """Open sessions whose names have become free, in the order of their requests."""
         if not self.name_waits or not self._resources.is_complete:
             return
@@ -420,7 +420,7 @@ class Admission:
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
         self._sessions.leases.renew(peer.number, event.seconds)
-        self._handle_of_session(peer.number, event.message)
+        self._handle_proxy_message(peer.number, event.message)
 
     def _end_session(self, peer: Peer, status: Status) -> None:
         self._sessions.end(peer.number, status)

@@ -558,7 +558,7 @@ class Controller:
         self._inboxes.turn_ended()
         self.published.proceed()
         self.detached.proceed(self._inboxes.waiting)
-        self._admission.attach()
+        self._admission.open_named_sessions()
         self.suspensions.proceed()
         self.migrations.proceed()
         launcher.release_delayed()

@@ -78,9 +78,9 @@ class BareClient:
         window = self._session.window
         limit = window.limit_for(self._session.credits(program))
         while window.in_flight > limit:
-            room = self._session.make_future()
-            window.when_at_most(limit, partial(room.set_result, None))
-            await room
+            has_drained = self._session.make_future()
+            window.when_at_most(limit, partial(has_drained.set_result, None))
+            await has_drained
         handles = [self._session.mint() for _ in range(results)]
         self._session.launch(program, arguments, handles)
         return handles

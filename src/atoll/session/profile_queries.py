@@ -27,11 +27,11 @@ async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: 
 
     Raise StatusError if another host refuses, or if all hosts fail.
     """
-    room = asyncio.Semaphore(_CONCURRENT_COLLECTS if isinstance(request, p.Collect) else len(hosts))
+    places = asyncio.Semaphore(_CONCURRENT_COLLECTS if isinstance(request, p.Collect) else len(hosts))
     payload = p.encode(request)
 
     async def ask(device: int) -> Status | None:
-        async with room:
+        async with places:
             try:
                 await cluster.inquire(m.QueryKind.PROFILE, device, payload=payload)
             except StatusError as error:
