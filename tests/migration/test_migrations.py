@@ -207,9 +207,9 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     play.ask()
     play.quiesced()
     play.tick(1.0)
-    play.tick(1.0 + moves.REST_SECONDS)
+    play.tick(1.0 + moves.DRAIN_SECONDS)
     assert play.outbox() == []
-    play.tick(2.0 + moves.REST_SECONDS)
+    play.tick(2.0 + moves.DRAIN_SECONDS)
     said = play.outbox()
     assert answer_in(said).status.code == Code.DEADLINE_EXCEEDED
     assert "1 of its launches have not ended" in answer_in(said).status.message
@@ -343,7 +343,7 @@ def test_an_island_is_added_while_a_session_runs():
 def test_an_island_that_does_not_start_is_removed():
     play = IslandPlay("1x1x1")
     play.operate(m.AddIslandRequest())
-    play.engine(m.IslandRemoved(1, "its workers ended 9 times"))
+    play.engine(m.IslandNotRestarted(1, "its workers ended 9 times"))
     said = play.outbox()
     assert m.EndIsland(1) in said
     assert "did not start" in answer_in(said).status.message

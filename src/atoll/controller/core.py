@@ -52,7 +52,7 @@ from atoll.launch.policy import Policy
 from atoll.launch.registry import ProgramRegistry
 from atoll.launch.worlds import Worlds
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
@@ -351,7 +351,7 @@ class Controller:
             self._compilation.recompilations.island_failed,
             self.published.island_failed,
             self.detached.island_failed,
-            self.migrations.give_up_on_island,
+            self.migrations.abort_on_island,
             self.suspensions.lose_spilled_arrays,
             self.published.files.island_lost,
             self._relays.forget_groups,

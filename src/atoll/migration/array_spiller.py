@@ -26,7 +26,8 @@ from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.array_views import Shard, spec_of, view_program, views_of
-from atoll.migration.controller import InternalPrograms, Launches, Out
+from atoll.migration.internal_programs import InternalPrograms
+from atoll.migration.migration_interfaces import Launches, Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
@@ -210,7 +211,7 @@ class ArraySpiller:
         counts: dict[int, int] = {}
         for position, device in enumerate(spec.sharding.devices):
             host = session.devices.locations[device].host
-            key: object = (host if per_host else -1, _contents(spec, position))
+            key: object = (host if per_host else -1, _contents_key(spec, position))
             holders.setdefault(key, []).append((host, counts.get(host, 0)))
             counts[host] = counts.get(host, 0) + 1
             same.setdefault(key, []).append(position)
@@ -317,15 +318,17 @@ class ArraySpiller:
                 programs[definition] = self._internal.make(session, definition, places)
             self._launch(session, arrays, programs[definition], sources, places)
 
-        whole = [handle for handle in handles if not _there(entries[handle]).views]
-        views = [handle for handle in handles if _there(entries[handle]).views]
+        whole = [handle for handle in handles if not _spilled_array(entries[handle]).views]
+        views = [handle for handle in handles if _spilled_array(entries[handle]).views]
         try:
-            restores = [_Restore(session, each, entries[each], _there(entries[each]), then, keeps) for each in whole]
-            for arrays in _together(restores, places) if keeps else [[each] for each in restores]:
+            restores = [
+                _Restore(session, each, entries[each], _spilled_array(entries[each]), then, keeps) for each in whole
+            ]
+            for arrays in _groups_to_restore(restores, places) if keeps else [[each] for each in restores]:
                 launch(arrays, _definition(arrays))
             for handle in views:
                 entry = entries[handle]
-                spilled = _there(entry)
+                spilled = _spilled_array(entry)
                 sources = {source: entries[source].spec for source, _ in spilled.views if source in entries}
                 specs = {source: each for source, each in sources.items() if each is not None}
                 if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
@@ -535,19 +538,20 @@ def _entries_of_known_kind(session: Session, handles: Iterable[int]) -> dict[int
     return entries
 
 
-def _there(entry: Entry) -> SpilledArray:
+def _spilled_array(entry: Entry) -> SpilledArray:
+    """Return the contents of an array that is spilled."""
     assert entry.spilled is not None
     return entry.spilled
 
 
-def _contents(spec: ArraySpec, position: int) -> object:
+def _contents_key(spec: ArraySpec, position: int) -> object:
     """Return a value that is equal for shards with the same contents, as far as the sharding determines it."""
     if isinstance(spec.sharding.tiling, Replicated):
         return ()
     return shard_boxes(spec.sharding, spec.shape)[position] if isinstance(spec.sharding.tiling, Tiled) else position
 
 
-def _together(arrays: Iterable[_Restore], places: Placement) -> Iterator[list[_Restore]]:
+def _groups_to_restore(arrays: Iterable[_Restore], places: Placement) -> Iterator[list[_Restore]]:
     """Yield the arrays that one launch restores: few or small ones on the same islands, or a single one."""
     groups: dict[frozenset[int], tuple[list[_Restore], int]] = {}
     for restore in arrays:

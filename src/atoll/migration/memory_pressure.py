@@ -84,7 +84,7 @@ class MemoryPressure:
 
     def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
         """Begin to spill idle arrays with memory on the device. Return the bytes of the device that this will free."""
-        room = self._room()
+        space = self._spill_space()
         freed = 0
         priority = node.tenant.settings.priority
         for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
@@ -95,9 +95,9 @@ class MemoryPressure:
             chosen = []
             for handle, entry in idle:
                 needed = _by_host(entry)
-                if freed >= missing or any(room[host] < size for host, size in needed.items()):
+                if freed >= missing or any(space[host] < size for host, size in needed.items()):
                     continue
-                room.subtract(needed)
+                space.subtract(needed)
                 freed += _bytes_on(entry, device)
                 chosen.append(handle)
                 self._spilling[session.number, handle] = entry
@@ -122,16 +122,16 @@ class MemoryPressure:
                 if is_new and _bytes_on(entry, device) and all(block.users == 1 for block in entry.blocks):
                     yield handle, entry
 
-    def _room(self) -> Counter[int]:
+    def _spill_space(self) -> Counter[int]:
         """Return how many bytes of each host's memory are left for spilled arrays."""
-        room: Counter[int] = Counter({host: self._spill_bytes for host, _ in self._memory.ledger.capacity})
+        space: Counter[int] = Counter({host: self._spill_bytes for host, _ in self._memory.ledger.capacity})
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_spilled and not session.is_suspended else ():
                 if entry.spilled is not None:
-                    room.subtract({part.host: part.piece.nbytes for part in entry.spilled.parts})
+                    space.subtract({part.host: part.piece.nbytes for part in entry.spilled.parts})
         for entry in self._spilling.values():
-            room.subtract(_by_host(entry))
-        return room
+            space.subtract(_by_host(entry))
+        return space
 
     # ---- sessions
 

@@ -9,10 +9,10 @@ from atoll.launch.launcher import Launcher
 from atoll.launch.outbox import Outbox
 from atoll.migration import suspensions
 from atoll.migration.array_spiller import ArraySpiller, _Restore, _Save, _Spill
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure, _Eviction
 from atoll.migration.migrations import Migration, Migrations, MigrationState
-from atoll.migration.movers import DeviceCopies, Restore
+from atoll.migration.movers import CopyingMover, RestoringMover
 from atoll.migration.rules import MemoryNeed
 from atoll.migration.suspensions import Suspension, Suspensions, _Resumption
 from atoll.protocol import messages as m
@@ -88,8 +88,8 @@ callback(
 # ---- migrations
 
 
-@dump_of(DeviceCopies, "device copies")
-class DeviceCopiesDump(Dump):
+@dump_of(CopyingMover, "device copies")
+class CopyingMoverDump(Dump):
     _internal: Ref[InternalPrograms]
     _launches: Ref[Launcher]
     _out: Ref[Outbox]
@@ -99,8 +99,8 @@ class DeviceCopiesDump(Dump):
     _kept: dict[int, Ref[Entry]] = {}
 
 
-@dump_of(Restore, "restoration")
-class RestorationDump(Dump):
+@dump_of(RestoringMover, "restoration")
+class RestoringMoverDump(Dump):
     _spiller: Ref[ArraySpiller]
     _kept: dict[int, SpilledArray] = {}
     _left: set[int] = set()
@@ -130,7 +130,7 @@ class MigrationsDump(Dump):
 
 
 callback("migrations: next handle", Migrations, Migrations._handle)
-callback("restoration: restored", Restore, Restore._restored)
+callback("restoration: restored", RestoringMover, RestoringMover._restored)
 
 # ---- suspensions
 

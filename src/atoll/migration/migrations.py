@@ -24,8 +24,9 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out, PendingQueries, Programs
-from atoll.migration.movers import DeviceCopies, Mover, Restore
+from atoll.migration.internal_programs import InternalPrograms
+from atoll.migration.migration_interfaces import Compiler, Launches, Out, PendingQueries, Programs
+from atoll.migration.movers import CopyingMover, Mover, RestoringMover
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import COPY_HANDLES
@@ -39,7 +40,7 @@ from atoll.state.session_states import SessionState
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
 # For the launches of a session to end.
-REST_SECONDS = 60.0
+DRAIN_SECONDS = 60.0
 # For functions to be compiled, and for arrays to be copied.
 WORK_SECONDS = 300.0
 
@@ -64,7 +65,7 @@ TRANSITIONS: dict[MigrationState, frozenset[MigrationState]] = {
 # For each state, the seconds that a migration may be in it.
 _SECONDS = {
     MigrationState.QUIESCING: QUIESCE_SECONDS,
-    MigrationState.DRAINING: REST_SECONDS,
+    MigrationState.DRAINING: DRAIN_SECONDS,
     MigrationState.COMPILING: WORK_SECONDS,
     MigrationState.COPYING: WORK_SECONDS,
 }
@@ -135,7 +136,7 @@ class Migrations:
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin a migration. Raises StatusError if it is impossible."""
         changes, islands = self.check(session, plan)
-        copies = DeviceCopies(self._internal, self._launcher, self._outbox, self._handle)
+        copies = CopyingMover(self._internal, self._launcher, self._outbox, self._handle)
         migration = Migration(self.next_number(), session, plan, then, changes, islands, copies)
         self.under_way[session.number] = migration
         self._outbox.to_session(session.number, m.Quiesce(migration.number))
@@ -162,7 +163,14 @@ class Migrations:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
         changes, islands = check_changes(session, plan(), self._resources, self._decisions, may_stay=True)
         migration = Migration(
-            self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), MigrationState.DRAINING
+            self.next_number(),
+            session,
+            plan,
+            then,
+            changes,
+            islands,
+            RestoringMover(self._spiller),
+            MigrationState.DRAINING,
         )
         self.under_way[session.number] = migration
 
@@ -176,14 +184,14 @@ class Migrations:
         """Advance the migrations as far as possible."""
         for migration in list(self.under_way.values()):
             try:
-                if migration.state is MigrationState.DRAINING and self.is_still(migration.session):
+                if migration.state is MigrationState.DRAINING and self.has_no_work(migration.session):
                     self._compile(migration)
                 if migration.state is MigrationState.COMPILING and self._is_compiled(migration.session):
                     self._copy(migration)
-                if migration.state is MigrationState.COPYING and migration.mover.are_there(migration.session):
+                if migration.state is MigrationState.COPYING and migration.mover.is_ready(migration.session):
                     self._take_over(migration)
             except StatusError as error:
-                self._give_up(migration, error.status)
+                self._abort(migration, error.status)
 
     def tick(self, now: float) -> None:
         """Abort migrations that stay in one stage for too long."""
@@ -199,12 +207,12 @@ class Migrations:
                 MigrationState.COMPILING: f"{len(session.migrating)} of its functions have not been compiled",
                 MigrationState.COPYING: "its arrays have not been copied",
             }[migration.state]
-            self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{text} after {seconds:.0f} s"))
+            self._abort(migration, Status(Code.DEADLINE_EXCEEDED, f"{text} after {seconds:.0f} s"))
 
-    def give_up_on_island(self, lost: IslandFailed) -> None:
+    def abort_on_island(self, lost: IslandFailed) -> None:
         for migration in list(self.under_way.values()):
             if lost.island in migration.islands:
-                self._give_up(migration, lost.status)
+                self._abort(migration, lost.status)
 
     def session_closed(self, session: Session) -> None:
         migration = self.under_way.pop(session.number, None)
@@ -215,7 +223,7 @@ class Migrations:
 
     # ---- stages
 
-    def is_still(self, session: Session) -> bool:
+    def has_no_work(self, session: Session) -> bool:
         """Whether the session has no unfinished work. Raises FAILED_PRECONDITION if it waits for memory."""
         if self._memory_waits.is_waiting(session.number):
             # Its client may be about to release memory, which it cannot do while it is held back.
@@ -265,7 +273,7 @@ class Migrations:
         """Change the places of the devices. This cannot fail, since everything is at its new place."""
         session = migration.session
         del self.under_way[session.number]
-        migration.mover.leave(migration.session)
+        migration.mover.free_old_places(migration.session)
         session.devices.relocate(migration.changes)
         for function, name in migration.functions.items():
             old = session.functions.get(function)
@@ -274,7 +282,7 @@ class Migrations:
                 continue
             session.add_function(function, name, islands_of(self._compilation.functions.locations[name]))
             self._compilation.replaced(session, old)
-        migration.mover.arrive(migration.session)
+        migration.mover.take_handles(migration.session)
         self._lower_again(session, migration.changes)
         hosts = tuple((device, location.host) for device, location in migration.changes.items())
         self._outbox.to_session(session.number, m.Migrated(migration.number, hosts))
@@ -287,7 +295,7 @@ class Migrations:
                 continue
             self._programs.lower_again(session, number)
 
-    def _give_up(self, migration: Migration, status: Status) -> None:
+    def _abort(self, migration: Migration, status: Status) -> None:
         """Abort a migration. The session continues in its old place."""
         session = migration.session
         if self.under_way.pop(session.number, None) is None:
@@ -297,7 +305,7 @@ class Migrations:
         for name in migration.functions.values():
             self._compilation.forget(session, name)
             self._compilation.drop_reference(name)
-        migration.mover.give_up(session, status)
+        migration.mover.abort(session, status)
         if not session.is_suspended:
             self._outbox.to_session(session.number, m.Migrated(migration.number, ()))
         migration.then(status)

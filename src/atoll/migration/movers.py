@@ -11,7 +11,8 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import InternalPrograms, Launches, Out
+from atoll.migration.internal_programs import InternalPrograms
+from atoll.migration.migration_interfaces import Launches, Out
 from atoll.migration.rules import Changes, check_memory, is_affected
 from atoll.protocol.number_ranges import MIGRATED_DEVICES
 from atoll.state.buffer_directory import Entry, SpilledArray
@@ -25,22 +26,22 @@ class Mover(Protocol):
     """Brings the arrays of one session to the new places of its devices. Methods are called in this order."""
 
     def begin(self, session: Session, changes: Changes) -> None:
-        """Begin to make the arrays at the new places. Raises StatusError if they cannot be; `give_up` follows."""
+        """Begin to make the arrays at the new places. Raises StatusError if they cannot be; `abort` follows."""
 
-    def are_there(self, session: Session) -> bool:
+    def is_ready(self, session: Session) -> bool:
         """Whether all arrays are at the new places. Raises StatusError if one will not be."""
 
-    def leave(self, session: Session) -> None:
-        """Free the arrays at the old places, just before the devices change places. Cannot fail, like `arrive`."""
+    def free_old_places(self, session: Session) -> None:
+        """Free the arrays at the old places, just before the devices change places. Cannot fail."""
 
-    def arrive(self, session: Session) -> None:
-        """Give the arrays at the new places the client's handles, after the devices have changed places."""
+    def take_handles(self, session: Session) -> None:
+        """Give the arrays at the new places the client's handles, after the devices have moved. Cannot fail."""
 
-    def give_up(self, session: Session, status: Status) -> None:
-        """Restore the state before `begin`; called instead of `leave` and `arrive`."""
+    def abort(self, session: Session, status: Status) -> None:
+        """Restore the state before `begin`; called instead of `free_old_places` and `take_handles`."""
 
 
-class DeviceCopies:
+class CopyingMover:
     """The `Mover` of a session whose arrays are on devices. `next_handle()` returns the handle of a copy.
 
     Each array is copied under an internal handle, and the copy then takes the array's handle. The controller launches
@@ -82,7 +83,7 @@ class DeviceCopies:
             copy = self._copies[handle] = self._next_handle()
             self._internal.launch(session, self._programs[spec], handle, copy)
 
-    def are_there(self, session: Session) -> bool:
+    def is_ready(self, session: Session) -> bool:
         all_ready = True
         for copy in self._copies.values():
             entry = session.directory.entries.get(copy)
@@ -93,7 +94,7 @@ class DeviceCopies:
             all_ready &= entry.ready
         return all_ready and not session.in_flight
 
-    def leave(self, session: Session) -> None:
+    def free_old_places(self, session: Session) -> None:
         for handle in self._copies:
             entry = session.directory.entries.get(handle)
             if entry is not None and not entry.consumed:  # otherwise the client has released it meanwhile
@@ -101,7 +102,7 @@ class DeviceCopies:
                 self._launches.buffers.release(session, (handle,), delete=False)
         self._out.flush_frees()  # hosts must drop the old array before another takes its handle
 
-    def arrive(self, session: Session) -> None:
+    def take_handles(self, session: Session) -> None:
         views: dict[ArraySpec, int] = {}
         for handle, entry in self._kept.items():
             spec = entry.spec
@@ -117,7 +118,7 @@ class DeviceCopies:
             self._internal.drop(session, number)
         self._end(session)
 
-    def give_up(self, session: Session, status: Status) -> None:
+    def abort(self, session: Session, status: Status) -> None:
         self._end(session)
 
     def _end(self, session: Session) -> None:
@@ -126,7 +127,7 @@ class DeviceCopies:
             self._internal.drop(session, number)
 
 
-class Restore:
+class RestoringMover:
     """The `Mover` of a suspended session. Spilled pieces stay until all arrays are restored."""
 
     def __init__(self, spiller: ArraySpiller) -> None:
@@ -150,19 +151,19 @@ class Restore:
         if not status.ok:
             self._failure = self._failure or status
 
-    def are_there(self, session: Session) -> bool:
+    def is_ready(self, session: Session) -> bool:
         if self._failure is not None:
             raise StatusError(Code(self._failure.code), self._failure.message)
         return not self._left and not session.in_flight
 
-    def leave(self, session: Session) -> None:
+    def free_old_places(self, session: Session) -> None:
         """Do nothing, since no arrays are at the old places."""
 
-    def arrive(self, session: Session) -> None:
+    def take_handles(self, session: Session) -> None:
         for spilled in self._kept.values():
             self._spiller.drop(session, spilled)
         entries = session.directory.entries.values()
         session.has_spilled = any(entry.spilled is not None for entry in entries)
 
-    def give_up(self, session: Session, status: Status) -> None:
+    def abort(self, session: Session, status: Status) -> None:
         self._spiller.restore_failed(session, self._kept, self._losses, status)

@@ -21,9 +21,9 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import Launches, Out
 from atoll.migration.manifest import manifest_of
-from atoll.migration.migrations import QUIESCE_SECONDS, REST_SECONDS, WORK_SECONDS, Migrations
+from atoll.migration.migration_interfaces import Launches, Out
+from atoll.migration.migrations import DRAIN_SECONDS, QUIESCE_SECONDS, WORK_SECONDS, Migrations
 from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
@@ -35,10 +35,10 @@ from atoll.telemetry.history import History
 # By state of a session: how long it may take, and the reason to report after that.
 _DEADLINES = {
     SessionState.QUIESCING: (QUIESCE_SECONDS, "its proxy has not replied"),
-    SessionState.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
+    SessionState.DRAINING: (DRAIN_SECONDS, "{in_flight} of its launches have not ended"),
     SessionState.SPILLING: (WORK_SECONDS, "its arrays have not been copied"),
 }
-_AT_REST = (SessionState.SUSPENDED, SessionState.WAITING)
+_SUSPENDED = (SessionState.SUSPENDED, SessionState.WAITING)
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class Suspensions:
         Raises FAILED_PRECONDITION if the session is not suspended or can never be there.
         """
         suspension = self.by_session.get(session.number)
-        if suspension is None or session.state not in _AT_REST:
+        if suspension is None or session.state not in _SUSPENDED:
             state = session.suspension_text or "not suspended"
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {state}")
         self._plan(session, islands)  # raises if this is impossible
@@ -138,7 +138,7 @@ class Suspensions:
         """
         if session.is_vault:
             return False
-        if session.state in _AT_REST:
+        if session.state in _SUSPENDED:
             hosts = set(self._resources.hosts_of(island))
             spilled_arrays = (entry.spilled for entry in session.directory.entries.values())
             return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in spilled_arrays)
@@ -152,14 +152,12 @@ class Suspensions:
     def client_left(self, session: Session) -> None:
         """Abort the suspension of a session whose client has left, unless its arrays are spilled: it is RUNNING."""
         if session.state in _DEADLINES:
-            self._give_up(
-                self.by_session[session.number], Status(Code.CANCELLED, f"the script of {session.name} ended")
-            )
+            self._abort(self.by_session[session.number], Status(Code.CANCELLED, f"the script of {session.name} ended"))
 
     def on_disk(self) -> list[tuple[Session, bool]]:
         """Return the sessions that are suspended on disk, and whether the cluster suspended them by itself."""
         found = [(each.session, each.by_system) for each in self.by_session.values()]
-        return [each for each in found if each[0].is_on_disk and each[0].state in _AT_REST]
+        return [each for each in found if each[0].is_on_disk and each[0].state in _SUSPENDED]
 
     def add_persisted(self, session: Session, by_system: bool) -> None:
         """Add a session that an earlier cluster suspended on disk."""
@@ -182,10 +180,10 @@ class Suspensions:
         for suspension in list(self.by_session.values()):
             if suspension.session.state is SessionState.DRAINING:
                 try:
-                    if self._migrations.is_still(suspension.session):
+                    if self._migrations.has_no_work(suspension.session):
                         self._spill(suspension)
                 except StatusError as error:
-                    self._give_up(suspension, error.status)
+                    self._abort(suspension, error.status)
 
     def tick(self, now: float) -> None:
         """Abort suspensions that take too long, and look for space for waiting sessions. Call this once per second."""
@@ -200,7 +198,7 @@ class Suspensions:
             most, text = _DEADLINES[key[1]]
             if seconds > most:
                 text = f"{session.name}: {text.format(in_flight=session.in_flight)} after {seconds:.0f} s"
-                self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
+                self._abort(suspension, Status(Code.DEADLINE_EXCEEDED, text))
         for suspension in self._waiting():
             if suspension.resumption is not None and suspension.resumption.since is None:
                 suspension.resumption.since = now
@@ -260,7 +258,7 @@ class Suspensions:
         if self.by_session.get(session.number) is not suspension:
             return
         if not status.ok:
-            self._give_up(suspension, status)
+            self._abort(suspension, status)
             return
         suspension.need = MemoryNeed.of(session)
         session.devices.are_free = True
@@ -269,7 +267,7 @@ class Suspensions:
         self._history.record("session suspended", text, -1, session.number, session.tenant.name)
         suspension.then(OK)
 
-    def _give_up(self, suspension: Suspension, status: Status) -> None:
+    def _abort(self, suspension: Suspension, status: Status) -> None:
         """Abort a suspension. The session continues."""
         session = suspension.session
         if self.by_session.pop(session.number, None) is None:

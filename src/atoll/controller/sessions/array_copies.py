@@ -28,7 +28,7 @@ from atoll.errors import Code, Details, Kind, Status, StatusError, failed
 from atoll.ir import program as ir
 from atoll.ir.types import DTYPE_BITS, ArraySpec, shard_shape
 from atoll.launch.launcher import Launcher
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.rules import MemoryLackedError, check_memory
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
 from atoll.named_arrays.named_arrays import NamedArrays

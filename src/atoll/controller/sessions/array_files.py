@@ -172,14 +172,14 @@ class ArrayFiles:
         """Try again to restore the versions that need the island."""
         for restoration in list(self._restorations.values()):
             if lost.island in restoration.islands:
-                self._give_up(restoration, lost.status, is_final=False)
+                self._abort(restoration, lost.status, is_final=False)
 
     def island_drained(self, drained: IslandDrained) -> None:
         """Try again to restore the versions that need the island, which its operator has drained."""
         status = Status(Code.UNAVAILABLE, f"island {drained.island} was drained")
         for restoration in list(self._restorations.values()):
             if drained.island in restoration.islands:
-                self._give_up(restoration, status, is_final=False)
+                self._abort(restoration, status, is_final=False)
 
     def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
         """Let versions that wait for the island be restored, and its hosts remove what killed hosts have left."""
@@ -448,13 +448,13 @@ class ArrayFiles:
         try:
             self._spiller.restore(vault, restoration.held[first:], partial(self._restored, restoration), keeps=True)
         except StatusError as error:
-            self._give_up(restoration, error.status, is_final=True)
+            self._abort(restoration, error.status, is_final=True)
 
     def _restored(self, restoration: Restoration, handle: int, status: Status) -> None:
         if self._restorations.get(restoration.key) is not restoration:
             return
         if not status.ok:
-            self._give_up(restoration, status, is_final=status.details.kind is not Kind.ISLAND)
+            self._abort(restoration, status, is_final=status.details.kind is not Kind.ISLAND)
             return
         restoration.left.discard(handle)
         version = self._find(restoration.key)
@@ -472,7 +472,7 @@ class ArrayFiles:
         assert version is not None
         return version
 
-    def _give_up(self, restoration: Restoration, status: Status, is_final: bool) -> None:
+    def _abort(self, restoration: Restoration, status: Status, is_final: bool) -> None:
         """End the restoration of a version. If that `is_final`, refuse its requests. Otherwise Atoll tries again."""
         del self._restorations[restoration.key]
         self._release(restoration)

@@ -26,7 +26,7 @@ from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid,
 from atoll.ir.types import Opaque
 from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.named_arrays import (
     MOST_KEPT,
     MOST_REPLICAS,

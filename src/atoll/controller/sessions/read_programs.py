@@ -15,7 +15,7 @@ from atoll.errors import invalid
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.ir.validation import DefinitionCheck
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.version_records import PublishedArray
 from atoll.state.session import Session
 

@@ -29,7 +29,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError, invalid, not_found
 from atoll.ir.types import ArraySpec
 from atoll.launch.launcher import Launcher
-from atoll.migration.controller import InternalPrograms
+from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.copy_rules import Islands
 from atoll.named_arrays.named_arrays import GUEST_SECONDS, MOST_WAIT_SECONDS, NamedArrays
 from atoll.named_arrays.transfer_trees import MOST_ROUNDS, TransferTree

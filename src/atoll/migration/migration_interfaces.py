@@ -1,7 +1,7 @@
-"""The parts of the controller that a migration uses: its outbox, launches, compilation, programs and queries.
+"""The interfaces through which migrations use the outbox, launches, compilation, programs and queries.
 
-These are interfaces of classes in `launch` and in `controller`, which is a package of a higher layer. No method
-blocks, and methods raise only documented errors.
+The classes are in `launch` and in `controller`, which is a package of a higher layer. No method blocks, and methods
+raise only documented errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from atoll.cluster.locations import Placement
 from atoll.errors import Status
-from atoll.ir import program as ir
 from atoll.ir.program import Program
 from atoll.launch.reservations import Reservations
 from atoll.protocol import messages as m
@@ -100,32 +99,3 @@ class PendingQueries(Protocol):
 
     def is_waiting(self, session: int) -> bool:
         """Whether the session waits for a reply."""
-
-
-class InternalPrograms:
-    """Programs that the controller launches for a session, with negative numbers. They call no functions."""
-
-    def __init__(self, programs: Programs, launches: Launches, out: Out) -> None:
-        self._programs = programs
-        self._launches = launches
-        self._out = out
-
-    def make(self, session: Session, definition: ir.Program, places: Placement) -> int:
-        """Make a program and return its number in the session. Raises StatusError if it cannot run at these places."""
-        number = min((0, *session.programs)) - 1
-        session.programs[number] = self._programs.lower(session, definition, places, {})
-        return number
-
-    def drop(self, session: Session, number: int) -> None:
-        """Drop a program. Its queued launches still run."""
-        program = session.programs.pop(number, None)
-        if isinstance(program, RegisteredProgram):
-            self._programs.drop(program)
-
-    def launch(self, session: Session, program: int, argument: int, result: int) -> None:
-        self.take_credit(session)
-        self._launches.launch(session, m.Launch(program, (argument,), (result,), ()))
-
-    def take_credit(self, session: Session) -> None:
-        """Take a credit of the session for a launch, and notify its proxy."""
-        self._out.return_credits(session.number, -1)
