@@ -33,7 +33,7 @@ from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec
 
-_NOTHING_KEPT: frozenset[int] = frozenset()
+_NOTHING_PRESERVED: frozenset[int] = frozenset()
 _MOST_PROGRAMS = 64  # of one executable
 # Executables that make arrays of contents. Called with the session, the executable, the results' handles and the stack.
 _MAKERS: dict[type[LoadedExecutable], Callable[..., None]] = {
@@ -203,6 +203,11 @@ def _execute(pending: PendingRequest, request: Any) -> None:
 
 
 def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, LoadedExecutable]:
+    """Run an executable. Return the handles of the results and of the future of its status (or 0), and the executable.
+
+    Raise StatusError if the request is refused. Most runs are launches of a program that was registered at an earlier
+    run with the same options.
+    """
     session = pending.session
     executable = session.executable(request.executable)
     arguments = executable.gather(session.staged, list(request.arguments))
@@ -219,32 +224,27 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     handles = session.handles(given, len(executable.outputs))
     if type(executable) is DeferringExecutable:
         session.deferred.add(executable, arguments[0], handles, pending.context)
-        return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
+        return handles, _resolved_future(session, request, OK), executable
     make = _MAKERS.get(type(executable))
     if make is not None:
         make(session, executable, handles, pending.context)
-        return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
+        return handles, _resolved_future(session, request, OK), executable
     if not executable.loss.ok:
         pending.define_failed(handles, executable.loss)
-        status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
-        return handles, status_handle, executable
+        return handles, _resolved_future(session, request, executable.loss), executable
     ended = executable.run_on_host(session.cluster, handles, pending.context, options.launch_id)
     if ended is not None:
         session.define(handles, executable.outputs, pending.context)
         status_handle = session.add_future(handle=request.status_handle) if options.fill_status else 0
         session.spawn(_resolve(ended, session.resolver(status_handle) if status_handle else lambda status: None))
         return handles, status_handle, executable
-    preserved = _NOTHING_KEPT
+    preserved = _NOTHING_PRESERVED
     if options.non_donatable_input_indices and executable.donated:
         preserved = executable.donated & frozenset(options.non_donatable_input_indices)
     key = (preserved, options.fill_status, options.execution_stream_id if executable.has_streams else 0)
     registered = executable.programs.get(key)
     if registered is None:
-        definition = executable.program(*key)
-        completions = len(definition.results) - len(executable.outputs)
-        registered = executable.programs[key] = session.cluster.register_program(definition), completions
-        if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client has a stream
-            session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
+        registered = _register_program(session, executable, key)
     program, completions = registered
     status_handle = 0
     if options.fill_status:
@@ -262,6 +262,23 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         session.cluster.release(deleted, delete=True)
     session.define(handles, executable.outputs, pending.context)
     return handles, status_handle, executable
+
+
+def _resolved_future(session: IfrtSession, request: Any, status: Status) -> int:
+    """Return the handle of the future of a run that has this status at once; 0 if the client wants no future."""
+    return session.add_future(status, request.status_handle) if request.options.fill_status else 0
+
+
+def _register_program(
+    session: IfrtSession, executable: LoadedExecutable, key: tuple[frozenset[int], bool, int]
+) -> tuple[int, int]:
+    """Register the program of an executable for these options. Return its number, and how many completions it has."""
+    definition = executable.program(*key)
+    completions = len(definition.results) - len(executable.outputs)
+    registered = executable.programs[key] = session.cluster.register_program(definition), completions
+    if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client has a stream
+        session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
+    return registered
 
 
 async def _resolve(run: Coroutine[Any, Any, None], resolve: Callable[[Status], None]) -> None:
