@@ -6,7 +6,9 @@ function waits until all earlier Python gangs of its session have started. Then 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import islice, takewhile
 
 from atoll.launch.shared_state import SharedState
 from atoll.state.session import Session
@@ -50,7 +52,7 @@ class FunctionReleases:
                 self._deferred.discard(number)
             elif not self._decisions.releases_in_steps:
                 self._release_all(session)
-            elif self._is_due(session):
+            elif _count_due(session, 1):
                 self.due.setdefault(number)
         left = _MOST_RELEASED
         while self.due and left > 0:
@@ -59,21 +61,14 @@ class FunctionReleases:
             session = self._sessions.get(number)
             if session is not None:
                 left -= 1 + self._release_due(session, _MOST_OF_A_TURN)
-                if self._is_due(session):
+                if _count_due(session, 1):
                     self.due[number] = None
 
-    def _is_due(self, session: Session) -> bool:
-        """Return whether the first deferred release of the session need not wait any more."""
-        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
-        return bool(deferred) and (waiting is None or deferred[0][0] < waiting)
-
     def _release_due(self, session: Session, most: int) -> int:
-        """Do deferred releases that need not wait any more, at most so many. Return their number."""
-        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
-        count = 0
-        while count < most and deferred and (waiting is None or deferred[0][0] < waiting):
-            self._drop(session, deferred.popleft()[1])
-            count += 1
+        """Do at most `most` deferred releases that need not wait any more. Return their number."""
+        count = _count_due(session, most)
+        for _ in range(count):
+            self._drop(session, session.deferred_releases.popleft()[1])
         return count
 
     def _release_all(self, session: Session) -> None:
@@ -81,3 +76,10 @@ class FunctionReleases:
         self._release_due(session, len(session.deferred_releases))
         if not session.deferred_releases:
             self._deferred.discard(session.number)
+
+
+def _count_due(session: Session, most: int) -> int:
+    """Return how many deferred releases of the session need not wait any more, or `most` if there are more."""
+    first_waiting = min(session.python_gangs, default=math.inf)
+    due = takewhile(lambda release: release[0] < first_waiting, islice(session.deferred_releases, most))
+    return sum(1 for _ in due)
