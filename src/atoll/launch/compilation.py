@@ -14,6 +14,7 @@ import msgspec
 from atoll.cluster.locations import DeviceLocation
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
+from atoll.launch.compile_charges import CompileCharges
 from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.failures import Failures
 from atoll.launch.function_releases import FunctionReleases
@@ -80,10 +81,8 @@ class Compilation:
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
         self._offenses = shared.offenses
-        self._rates = shared.rates
         self._remains = shared.remains
-        self._scheduler = scheduler
-        self._meter = meter
+        self._charges = CompileCharges(shared, self.functions, scheduler, meter)
         self._worlds = worlds
         self._location_of = location_of
         self._subscribers: list[FunctionSubscriber] = []
@@ -242,16 +241,13 @@ class Compilation:
             native_code=tenant.has_native_code,
             islands=counts,
         )
-        now = self._outbox.seconds
-        rates = self._rates.of(tenant)
-        wait = rates.compile_wait(now) if rates is not None else 0.0
-        delay = max(wait, self._offenses.compile_delay(tenant, now))
+        delay = self._charges.delay(tenant)
         for host in sorted(hosts):
             if len(islands) > 1:
                 own = topology.hosts_of(topology.island_of(host))
                 compile_ = msgspec.structs.replace(compile_, world=world, ranks=(rank[own[0]], len(own)))
             if delay:
-                self._delayed[session.number, host, feed] = now + delay, compile_
+                self._delayed[session.number, host, feed] = self._outbox.seconds + delay, compile_
             else:
                 self._send(session, host, compile_)
 
@@ -399,47 +395,21 @@ class Compilation:
         if status.ok:
             self._note_compiled(host, message)
         elif message.crashed:
-            self._charge(host, message)
+            self._charges.crashed(host, message)
         self._settle(name, host, status, message.info)
 
     def _note_compiled(self, host: int, message: m.Compiled) -> None:
-        """Count a compilation, charge it to the first session that waits for it, and keep the first report."""
+        """Count and charge a compilation, and keep the first report."""
         self.functions.compiled += not message.cached
         self.functions.cached += message.cached
         self.functions.seconds += message.seconds
-        waiting = self.functions.waiting.get((message.function, host), ())
-        first = self._sessions.get(waiting[0].session) if waiting else None
-        if first is not None:
-            account = self._meter.account(first.tenant.name, first.number, first.label, message.name)
-            account.compiled(message.seconds)
-            self._charge_seconds(first, host, message)
+        self._charges.compiled(host, message)
         reports = self.functions.reports
         # It may have been released meanwhile. All hosts of an island send the same report.
         if message.function in self.functions.users and message.function not in reports:
             reports[message.function] = _report(message, self.functions.locations[message.function])
             for subscriber in self._subscribers:
                 subscriber.function_reported(message.function)
-
-    def _charge_seconds(self, session: Session, host: int, message: m.Compiled) -> None:
-        """Charge a compilation to its tenant's limit, and to its device time if the host's devices are its CPUs.
-
-        An island's hosts compile the same function at the same time: only the first of them counts for the limit.
-        """
-        if message.cached:
-            return
-        rates, locations = self._rates.of(session.tenant), self.functions.locations.get(message.function)
-        if rates is not None and locations is not None and host == min(hosts_of(locations)):
-            rates.compiles.take(message.seconds, self._outbox.seconds)
-        record = self._resources.hosts.get(host)
-        if record is not None and record.has_cpu_devices:
-            self._scheduler.compiled(record.island, session.number, session.tenant, round(message.seconds * 1e9))
-
-    def _charge(self, host: int, message: m.Compiled) -> None:
-        """Charge the crash of a compiler process to the tenant of the first session that asked for the function."""
-        waiting = self.functions.waiting.get((message.function, host), ())
-        session = self._sessions.get(waiting[0].session) if waiting else None
-        if session is not None and session.tenant.memory is not None:  # the cluster has several tenants
-            self._offenses.compiler_crashed(session.tenant, self._outbox.seconds)
 
     def _settle(self, name: str, host: int, status: Status, info: bytes) -> None:
         """Handle that a host has compiled a function or has failed. Answer the sessions for which it was the last."""
