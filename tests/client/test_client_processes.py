@@ -60,29 +60,51 @@ def test_a_session_has_the_name_of_its_script_or_notebook(monkeypatch, first, no
     assert processes.script_name() == expected
 
 
-def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that gives up removes the client's directory, in which the controller is about to listen."""
-    started: list[ProxyOptions] = []
+class Process:
+    """An engine or a proxy that does nothing."""
 
-    class Engine:
-        address, start_seconds = "unix:/nowhere", 330.0
-        process = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+    address, start_seconds = "unix:/nowhere", 330.0
+    process = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
 
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-        def end(self) -> None: ...
-        def stop_reading(self) -> None: ...
-        def wait_until_up(self) -> None:
-            raise ClusterError("the cluster does not start")
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def end(self) -> None: ...
+    def stop_reading(self) -> None: ...
+    def wait_until_up(self) -> None:
+        raise ClusterError("the cluster does not start")
 
-    def start_proxy(options: ProxyOptions, _: Any) -> Engine:
-        started.append(options)
-        return Engine()
 
-    monkeypatch.setattr(processes, "EngineProcess", Engine)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ProxyOptions]:
+    """Return the options of the proxies that are started meanwhile."""
+    found: list[ProxyOptions] = []
+
+    def start_proxy(options: ProxyOptions, _: Any) -> Process:
+        found.append(options)
+        return Process()
+
+    monkeypatch.setattr(processes, "EngineProcess", Process)
     monkeypatch.setattr(processes, "start_proxy", start_proxy)
+    return found
+
+
+def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(started: list[ProxyOptions]) -> None:
+    """A proxy that gives up removes the client's directory, in which the controller is about to listen."""
     with pytest.raises(ClusterError, match="does not start"):
         ClientProcesses(ClusterChoice("", "", ClusterSettings())).wait_until_up()
-    assert started[0].patience > Engine.start_seconds
+    assert started[0].patience > Process.start_seconds
+
+
+def test_the_number_of_losses_stays_when_the_proxy_has_removed_its_file(started: list[ProxyOptions]) -> None:
+    client = ClientProcesses(ClusterChoice("", "", ClusterSettings()))
+    try:
+        file = Path(started[0].losses)
+        assert client.losses() == 0
+        file.write_bytes(b"..")
+        assert client.losses() == 2
+        file.unlink()
+        assert client.losses() == 2
+    finally:
+        client.close()
 
 
 def test_a_start_that_fails_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

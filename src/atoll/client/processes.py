@@ -41,7 +41,6 @@ from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
 from atoll.ifrt.proxy_options import END_COMPILATIONS, ProxyOptions, Ready, start_proxy
-from atoll.missing import MISSING
 from atoll.operate.cluster_registry import register_embedded, standing_clusters
 
 if TYPE_CHECKING:
@@ -117,7 +116,8 @@ class ClientProcesses:
         self._children: list[Child] = []
         self._lock = threading.Lock()
         self._expects_ends = False
-        self._proxy: Child | None = None  # None again after this object has seen its exit status
+        self._proxy: Child | None = None  # from its start on
+        self._is_proxy_up = False  # until this object has seen its exit status
         self._engine: EngineProcess | None = None
         self.token = choice.token
         self.join = reached.join if reached is not None else None
@@ -133,7 +133,7 @@ class ClientProcesses:
                     self.controller = str(reached.address)
                 # The proxy starts while the cluster starts. If the cluster fails, this process ends the proxy.
                 start_seconds = 0.0 if self._engine is None else self._engine.start_seconds
-                self._starting = self._start_proxy(_PATIENCE_SECONDS + start_seconds)
+                self._proxy = self._start_proxy(_PATIENCE_SECONDS + start_seconds)
         except BaseException:
             self.close()
             raise
@@ -143,7 +143,8 @@ class ClientProcesses:
 
         Raise AtollError, after ending the processes, if one of them does not start.
         """
-        engine, proxy = self._engine, self._starting
+        engine, proxy = self._engine, self._proxy
+        assert proxy is not None
         try:
             if engine is not None:
                 engine.wait_until_up()
@@ -152,7 +153,7 @@ class ClientProcesses:
                 proxy.watch(self._session_lost)
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
-            self._proxy = proxy
+            self._is_proxy_up = True
             with contextlib.suppress(RuntimeError):
                 watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
@@ -199,18 +200,17 @@ class ClientProcesses:
         return proxy
 
     def losses(self) -> int:
-        """Return how many times, as far as the proxy knows, the cluster has lost hosts with the arrays on them."""
-        try:
+        """Return how many times, as far as the proxy knows, the cluster has lost hosts with the arrays on them.
+
+        The number never decreases. After the proxy has ended and has removed the file, it stays what it was.
+        """
+        with contextlib.suppress(OSError):
             self._known_losses = os.stat(self._losses).st_size
-        except MISSING:  # the proxy has ended and has removed the file
-            return 0
-        except OSError:
-            pass
         return self._known_losses
 
     def end_compilations(self) -> None:
         """Let the proxy answer all compile requests under way with an error."""
-        if self._proxy is not None:
+        if self._proxy is not None and self._is_proxy_up:
             silence_jaxlib()  # it would log each error
             self._proxy.send_signal(END_COMPILATIONS)
 
@@ -262,10 +262,10 @@ class ClientProcesses:
 
     def _report_killed_proxy(self) -> None:
         """If the proxy was killed, print what to do, since the errors that JAX raises then do not say it."""
-        status = None if self._proxy is None else self._proxy.process.poll()
+        status = self._proxy.process.poll() if self._proxy is not None and self._is_proxy_up else None
         if status is None:
             return
-        self._proxy = None
+        self._is_proxy_up = False
         if status == -signal.SIGKILL:
             text = (
                 f"atoll: the proxy of this process has ended ({describe_exit(status)}), with its session and arrays. "
