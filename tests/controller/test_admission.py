@@ -66,7 +66,7 @@ def test_a_cluster_has_one_engine_at_a_time():
     second = cluster.connect("engine")
     status = refused(cluster, second)
     assert (status.code, status.message) == (Code.ALREADY_EXISTS, "this cluster has its engine")
-    cluster.receive(second, m.IslandRemoved(0, "it says so"))
+    cluster.receive(second, m.IslandNotRestarted(0, "it says so"))
     assert not cluster.controller.resources.islands[0].is_over, "its later messages are ignored"
     cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))
     assert ("engine", 0) in [to for to, message in cluster.sent() if isinstance(message, m.AgentSays)]
@@ -160,7 +160,7 @@ def test_a_host_that_is_not_expected_is_refused(host, island):
 
 def test_a_host_of_an_island_that_was_removed_is_refused():
     cluster = joined("2x1x1")
-    cluster.engine(m.IslandRemoved(1, "it crashed 9 times"))
+    cluster.engine(m.IslandNotRestarted(1, "it crashed 9 times"))
     cluster.flush()
     connection = cluster.connect("worker")
     cluster.receive(connection, ready(cluster.topology, 1, "unix:/x"))

@@ -116,7 +116,7 @@ def test_there_is_one_and_one_that_is_away_is_replaced(play: Cluster) -> None:
 
 def test_it_may_send_nothing(play: Cluster) -> None:
     spare = play.connect("spare engine")
-    play.receive(spare, m.IslandRemoved(0, "no"))
+    play.receive(spare, m.IslandNotRestarted(0, "no"))
     play.event(e.Flush(play.now))
     assert play.controller.resources.islands[0].state is IslandState.READY
     assert play.controller.connections.spare_engine is None

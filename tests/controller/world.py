@@ -410,7 +410,7 @@ class World:
             and len(self.removed) + 1 < len(self.controller.resources.islands)
         ):
             self.removed.add(island)
-            self.cluster.engine(m.IslandRemoved(island, "it failed too often"))
+            self.cluster.engine(m.IslandNotRestarted(island, "it failed too often"))
             self.deliver()
 
     def end(self, island: int) -> None:

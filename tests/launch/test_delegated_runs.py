@@ -266,7 +266,7 @@ def revoked(play: Play) -> tuple[m.Run, m.Run]:
 
 def test_a_revoked_run_fails_with_an_island_that_is_removed_before_it_has_begun_there(play, revoked):
     first, _ = revoked
-    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.engine(m.IslandNotRestarted(1, "it failed too often"))
     messages = play.outbox()
     assert m.DropRun(play.session, first.sequence) in messages
     messages += play.report(0, progress(first, 0, is_over=True))
@@ -289,7 +289,7 @@ def test_a_run_fails_with_an_island_that_is_removed_before_the_other_hosts_have_
     behind, _ = launched(play, 30)
     awaited(play, 32)
     play.lose(1, "killed")
-    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.engine(m.IslandNotRestarted(1, "it failed too often"))
     messages = play.outbox() + play.report(0, m.RunsRevoked(play.session, ((behind.sequence, 0),)))
     messages += play.report(0, progress(behind, is_over=True))
     (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]

@@ -364,7 +364,7 @@ def test_a_client_that_uploads_without_end_loses_its_own_session_and_no_other(mo
 
 def test_an_island_that_was_removed_is_nothing_to_new_sessions():
     play = Play("2x1x1")
-    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
+    play.engine(m.IslandNotRestarted(0, "its workers ended 9 times"))
     play.outbox()
     late = play.open(50, "late.py")
     (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
@@ -394,7 +394,7 @@ def test_a_session_that_opens_while_an_island_restarts_has_its_devices_and_waits
 
 def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
     play = Play("1x1x1")
-    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
+    play.engine(m.IslandNotRestarted(0, "its workers ended 9 times"))
     play.outbox()
     play.connect("proxy")
     (refused,) = play.outbox()
@@ -411,7 +411,7 @@ def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
 
 def test_an_island_that_was_removed_can_be_drained():
     play = Play("2x1x1")
-    play.engine(m.IslandRemoved(0, "its workers ended 9 times"))
+    play.engine(m.IslandNotRestarted(0, "its workers ended 9 times"))
     play.outbox()
     play.operator(m.DrainRequest(0))
     assert m.EndIsland(0) in play.outbox()

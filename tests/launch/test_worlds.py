@@ -184,7 +184,7 @@ def test_a_removed_island_ends_the_wait_for_its_world():
     play.lose(1, "its connection broke")
     play.say(m.FailureAcknowledged((1,), (), ()))
     play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
-    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.engine(m.IslandNotRestarted(1, "it failed too often"))
     assert len(of(play.outbox(), m.CloseWorld)) == 1
 
 
@@ -469,7 +469,7 @@ def test_a_restarted_island_does_not_wait_for_functions_of_an_island_that_is_los
     play = Play("2x1x1")
     with_function(play)
     with_function_of_one_island(play)
-    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.engine(m.IslandNotRestarted(1, "it failed too often"))
     play.say(m.FailureAcknowledged((1,), (), ()))
     restart_0(play)
     assert len(runs(play.say(m.Launch(2, (), (12,), ())))) == 1
@@ -488,7 +488,7 @@ def test_an_island_stops_waiting_for_functions_of_an_island_that_fails_meanwhile
 def test_a_function_of_an_island_that_ended_meanwhile_is_not_compiled_again():
     play = Play("2x1x1")
     sent = registered(play)
-    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.engine(m.IslandNotRestarted(1, "it failed too often"))
     play.say(m.FailureAcknowledged((1,), (), ()))
     assert of(play.say(m.Recompile(1, 950)), m.Compile) == []
     assert of(play.report(0, m.FeedsArrived(play.session, (950,))), m.DropFeed) == [m.DropFeed(play.session, 950)]

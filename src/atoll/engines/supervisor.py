@@ -40,7 +40,7 @@ from atoll.protocol.messages import (
     EndIsland,
     Hello,
     IslandEnded,
-    IslandRemoved,
+    IslandNotRestarted,
     IslandStarts,
     KnownIsland,
     OperationReply,
@@ -347,7 +347,7 @@ class Supervisor:
     def island_removed(self, island: int, reason: str) -> None:
         self._fail(f"island {island} is not restarted: {reason}")
         if self._link is not None:
-            self._link.send(IslandRemoved(island, reason))
+            self._link.send(IslandNotRestarted(island, reason))
 
     # ---- messages of the controller
 

@@ -460,7 +460,7 @@ class Transcript:
 
     def _do_engine_island_removed(self, command: Command) -> None:
         island, *reason = command.words
-        self._cluster.engine(m.IslandRemoved(int(island), " ".join(reason)))
+        self._cluster.engine(m.IslandNotRestarted(int(island), " ".join(reason)))
 
     def _do_engine_island_ended(self, command: Command) -> None:
         (island,) = command.words

@@ -23,7 +23,7 @@ class EngineMessages:
         match event.message:
             case m.WorkerEnded() as ended:
                 self._recovery.worker_ended(ended)
-            case m.IslandRemoved(island=island, text=text):
+            case m.IslandNotRestarted(island=island, text=text):
                 self._recovery.remove(island, text)
             case m.TellAgent() as message:
                 self._agents.tell(message)

@@ -189,7 +189,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.MemberFailed: _failure_of_host,
     m.StoresReported: _field(check_number, "check"),
     m.WorkerEnded: _host,
-    m.IslandRemoved: _island,
+    m.IslandNotRestarted: _island,
     m.IslandEnded: _island,
     m.IslandStarts: _island,
     m.EngineReport: engine_report,

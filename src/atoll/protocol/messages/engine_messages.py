@@ -36,7 +36,7 @@ class WorkerEnded(Message, frozen=True, tag=70):
     text: str  # the status as a sentence
 
 
-class IslandRemoved(Message, frozen=True, tag=71):
+class IslandNotRestarted(Message, frozen=True, tag=71):
     """Report that the island will not be started again, and why."""
 
     island: int
@@ -268,7 +268,7 @@ class ClusterEnds(Message, frozen=True, tag=201):
     """Report that the controller was asked to end, and ends with the cluster. This is its last message."""
 
 
-FromEngine = WorkerEnded | IslandRemoved | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
+FromEngine = WorkerEnded | IslandNotRestarted | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
 ToEngine = (
     Refused
     | RestartIsland
