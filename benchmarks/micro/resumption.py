@@ -1,10 +1,11 @@
 """Measure the cost of resumable control connections: CPU time for a message, with and without, in turn.
 
-    python -m benchmarks.micro.resumption > benchmarks/results/resumption.json
+    python -m benchmarks.micro.resumption
 
-Both ends are in this process, over a unix socket: one that dials and one that is dialed, on one event loop (uvloop
-where it is installed); or a thread that dials, as a worker does. They send each other batches of messages of 50 bytes.
-`plain` is `wire.endpoints.connect`, `off` a connection that could be resumed and is not granted, `on` one that is.
+It prints JSON. Both ends are in this process, over a unix socket: one that dials and one that is dialed, on one event
+loop (uvloop if it is installed); or a thread that dials, as a worker does. They send each other batches of messages of
+50 bytes. `plain` is `wire.endpoints.connect`, `off` a connection that could be resumed and is not granted, `on` one
+that is.
 """
 
 import asyncio
