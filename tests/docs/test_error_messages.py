@@ -11,6 +11,9 @@ from docs import messages_page
 from docs.error_messages import ErrorMessage, messages, unresolved
 from docs.messages_page import AREAS, UnlistedFileError, anchors, area_of, headings, quotes
 
+# The files with this name read the messages of the source once.
+pytestmark = pytest.mark.together("messages")
+
 # Messages on the page of troubleshooting that JAX, jaxlib or TensorFlow make, or that are notices and not errors.
 OTHERS = {
     "INVALID_ARGUMENT: Received incompatible devices for jitted computation",

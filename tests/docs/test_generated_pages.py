@@ -13,6 +13,8 @@ from atoll.protocol.permissions import COMMANDS
 from docs import commands_page, status_page
 from docs.commands_page import commands
 
+pytestmark = pytest.mark.together("messages")
+
 ROOT = Path(__file__).resolve().parents[2]
 GENERATORS = sorted(path.stem for path in (ROOT / "docs").glob("*_page.py") if path.stem != "licenses_page")
 
