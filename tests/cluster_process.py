@@ -21,6 +21,7 @@ import pytest
 from atoll.cluster.processes.client_directories import sweep
 from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
+from tests.process_environments import processes_with
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
 DEADLINE = 300.0  # seconds per command
@@ -91,15 +92,7 @@ class User:
 
     def processes(self) -> list[psutil.Process]:
         """Return the live processes that have this runtime directory in their environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                here = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
-                if here and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+        return processes_with("XDG_RUNTIME_DIR", str(self.runtime))
 
     def commands(self) -> dict[psutil.Process, str]:
         """Return the processes with their command lines."""

@@ -63,6 +63,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests import cpu_time  # noqa: E402
 from tests.forked_process import FORKING, Popen  # noqa: E402
+from tests.process_environments import processes_with  # noqa: E402
 from tests.processes import Processes  # noqa: E402
 from tests.thoroughness import TIMES, examples, is_left_out  # noqa: E402
 
@@ -152,15 +153,6 @@ def _runs(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def processes_with(name: str, value: str) -> list[psutil.Process]:
-    """Return the other live processes whose environment variable `name` has this value."""
-    return [
-        process
-        for process in psutil.process_iter()
-        if process.pid != os.getpid() and _environment(process).get(name) == value and _runs(process)
-    ]
 
 
 def leaked_processes() -> list[str]:

@@ -40,6 +40,8 @@ from typing import Any
 
 import psutil
 
+from tests.process_environments import processes_with
+
 PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
 _SERVER = "ATOLL_TEST_FORK_SERVER"
@@ -241,11 +243,10 @@ def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
     """Return the live children of process `pid`, executed or forked."""
     found = {each.pid: each for each in psutil.Process(pid).children()}
     parents = {}
-    for process in psutil.process_iter():
+    for process in processes_with(PARENT, str(pid)):
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(PARENT) == str(pid) and process.status() != psutil.STATUS_ZOMBIE:
-                parents[process.pid] = process.ppid()
-                found[process.pid] = process
+            parents[process.pid] = process.ppid()
+            found[process.pid] = process
     # A process that one of these starts by itself, such as the one that writes a controller's snapshot, may have the
     # same environment.
     found = {number: each for number, each in found.items() if parents.get(number) not in parents}

@@ -15,6 +15,7 @@ import psutil
 
 from tests.forked_process import Popen, children
 from tests.lines import next_line
+from tests.process_environments import processes_with
 
 # the project's promise
 GONE_SECONDS = 2.0
@@ -57,15 +58,8 @@ class Script:
 
     def leftovers(self) -> list[str]:
         """Return the remaining processes, files and shared memory of the script."""
-        variable = f"XDG_RUNTIME_DIR={self.directory}\0"
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self.process.pid:
-                try:
-                    if variable in (entry / "environ").read_text(errors="replace"):
-                        found.append(f"process {entry.name}")
-                except OSError:
-                    pass
+        processes = processes_with("XDG_RUNTIME_DIR", str(self.directory))
+        found = [f"process {each.pid}" for each in processes if each.pid != self.process.pid]
         found += [str(path) for path in self.directory.glob("atoll*")]
         found += map(str, Path("/dev/shm").glob(f"atoll-{self.process.pid}-*"))
         return found
