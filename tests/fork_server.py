@@ -87,6 +87,8 @@ def main(address: str, ready: int) -> None:
     with socket.socket(fileno=ready) as pipe:
         pipe.send(b"1" if can_fork else b"0")
     request, descriptors, connection = _serve(listener)
+    if request.module in forked_process.WITHOUT_JAX:
+        atexit._clear()
     answer = fcntl.fcntl(connection, fcntl.F_DUPFD, 2 * _DESCRIPTORS_FROM)
     _become(request, descriptors, answer)
     _exit(_run(request))
@@ -235,7 +237,6 @@ def _become(request: forked_process.Request, descriptors: Sequence[int], answer:
     first = os.path.dirname(request.script) if request.script else request.directory if request.module else ""
     search = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     sys.path[:] = ([] if request.safe_path else [first]) + search + _PATH
-    importlib.invalidate_caches()
     _customize(search)
     random.seed()
     _configure_jax(request.environment)

@@ -70,6 +70,9 @@ _MODULES = frozenset(
 )
 # Modules whose processes fork their own children. They start no native threads and have no state that affects a child.
 _LEADERS = frozenset({"atoll.engines.engine_main", "atoll.operate.command"})
+# Modules whose processes do not import JAX if they are executed. If they are forked, they skip the functions with which
+# JAX ends, and which take 10 ms of CPU time. The children that a leader forks run none of these functions either.
+WITHOUT_JAX = _LEADERS | {"atoll.controller_process.controller_main", "atoll.ifrt.proxy_main"}
 # Variables that Python, the dynamic linker, malloc or a library reads when it is loaded.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_", "TF_CPP_")
 _WITHOUT_EFFECT = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
