@@ -180,7 +180,7 @@ class StandingCluster:
                 assert time.monotonic() < deadline, (
                     f"after {seconds} s still: {json.dumps([report['islands'], report['sessions']])}\n{self.messages()}"
                 )
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def messages(self) -> str:
         """Return the last output of the cluster's processes."""
