@@ -274,7 +274,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Run slow files first, then those that start clusters, those with tests of properties, and the others. Each group
     is sorted by the number of tests.
 
-    Otherwise, only few processes would be busy at the end of the run.
+    Otherwise, only few processes would be busy at the end of the run. With several processes, one begins with the last
+    two groups: see `tests.processes`.
 
     Thorough tests are not part of the suite, because its time is limited. The option `--full` adds them.
     """

@@ -4,6 +4,9 @@ One process collects the tests, which takes 20 s of CPU time in a fresh checkout
 one file after another, so that the tests of a file share their fixtures. Files with tests that have the marker
 `together` with the same name run in one process, so that they also share what lives as long as a process: fixtures of
 the session, such as a cluster, and caches. All processes share one fork server.
+
+Tests that start clusters often wait, and others compute all the time. One process therefore begins with the files that
+compute, and the others begin with those that wait, so that the cores are busy from the start to the end of a run.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import pytest
 from tests import cpu_time
 
 _END_SECONDS = 120.0  # for the fixtures of a process that is interrupted
+_WAITING = ("cluster", "slow")  # markers of tests that wait for other processes
 
 Message = tuple[str, Any]
 
@@ -36,6 +40,7 @@ class _Process:
 
     pid: int
     connection: Connection[Any, Any]
+    computes: bool  # whether it begins with the files that compute
     waiting: list[int] = field(default_factory=list)  # the numbers of its tests that have not begun
     current: int | None = None
 
@@ -49,6 +54,11 @@ def _divided(items: Sequence[pytest.Item]) -> list[list[int]]:
     return list(found.values())
 
 
+def _waits(items: Sequence[pytest.Item]) -> bool:
+    """Return whether tests of a file wait for other processes."""
+    return any(item.get_closest_marker(name) for item in items for name in _WAITING)
+
+
 class Processes:
     """Distributes the files of tests among processes.
 
@@ -59,7 +69,7 @@ class Processes:
         self._config = config
         self._prepare = prepare
         self._begin = begin
-        self._files: list[list[int]] = []
+        self._files: dict[bool, list[list[int]]] = {}  # by whether they compute
         self._running: dict[Connection[Any, Any], _Process] = {}
 
     @pytest.hookimpl(tryfirst=True)
@@ -68,11 +78,16 @@ class Processes:
             return None
         assert not self._config.option.basetemp, "--basetemp needs one process: run without --processes"
         assert len(os.listdir("/proc/self/task")) == 1, "a module starts a thread when it is imported"
-        self._files = _divided(session.items)
+        files = _divided(session.items)
+        waits = [_waits([session.items[number] for number in file]) for file in files]
+        self._files = {
+            computes: [file for file, its in zip(files, waits, strict=True) if its != computes]
+            for computes in (True, False)
+        }
         self._prepare()
         try:
-            for _ in range(min(self._config.getoption("--processes"), len(self._files))):
-                self._fork(session)
+            for number in range(min(self._config.getoption("--processes"), len(files))):
+                self._fork(session, computes=number == 0)
             while self._running:
                 for connection in wait(list(self._running)):
                     assert isinstance(connection, Connection)
@@ -88,7 +103,7 @@ class Processes:
 
     # ---- in the process that has collected the tests
 
-    def _fork(self, session: pytest.Session) -> None:
+    def _fork(self, session: pytest.Session, computes: bool) -> None:
         ours, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -104,7 +119,14 @@ class Processes:
             finally:
                 os._exit(0)
         theirs.close()
-        self._running[ours] = _Process(pid, ours)
+        self._running[ours] = _Process(pid, ours, computes)
+
+    def _following(self, computes: bool) -> list[int]:
+        """Take the next file of a process, and return the numbers of its tests: none if no file is left."""
+        for files in (self._files[computes], self._files[not computes]):
+            if files:
+                return files.pop(0)
+        return []
 
     def _handle(self, session: pytest.Session, process: _Process) -> None:
         hook = self._config.hook
@@ -115,8 +137,9 @@ class Processes:
             return
         match kind:
             case "next":
-                process.waiting += self._files[0] if self._files else []
-                process.connection.send(self._files.pop(0) if self._files else [])
+                file = self._following(process.computes)
+                process.waiting += file
+                process.connection.send(file)
             case "start":
                 process.current = value
                 process.waiting.remove(value)
@@ -146,9 +169,9 @@ class Processes:
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
         self._config.hook.pytest_runtest_logreport(report=report)
         if process.waiting:
-            self._files.insert(0, process.waiting)
-        if self._files:
-            self._fork(session)
+            self._files[process.computes].insert(0, process.waiting)
+        if any(self._files.values()):
+            self._fork(session, process.computes)
 
     def _end(self) -> None:
         """Interrupt all processes that run, and wait for their ends."""

@@ -63,7 +63,7 @@ def test_sleeps(process):
 def run(directory: Path, *arguments: str, **files: str) -> str:
     """Return what pytest prints."""
     (directory / "conftest.py").write_text(CONFTEST)
-    (directory / "pytest.ini").write_text("[pytest]\nmarkers = together(name)\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n together(name)\n cluster\n")
     for name, text in files.items():
         (directory / f"test_{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--processes", "2", *arguments]
@@ -79,6 +79,28 @@ def test_the_tests_of_a_file_share_a_process_whose_fixtures_end_with_it(tmp_path
     assert [len(each) for each in ran] == [3, 3, 3]
     assert [len(set(each)) for each in ran] == [1, 1, 1]
     assert sorted((tmp_path / "ended").read_text().split()) == sorted({each[0] for each in ran})
+
+
+def test_one_process_begins_with_files_that_compute_and_the_others_with_those_that_wait(tmp_path: Path) -> None:
+    waits = FILE.replace("range(3)", "[0, pytest.param(1, marks=pytest.mark.cluster)]")
+
+    def until_there_is(other: str, text: str) -> str:
+        """Have tests create a file with the name of their module, and wait for that of another one."""
+        return f"""{text}
+    import time
+    open(__name__, 'w').close()
+    end = time.monotonic() + 30
+    while not os.path.exists('test_{other}'):
+        assert time.monotonic() < end
+"""
+
+    # Two processes that both begin with tests of one kind wait for ever.
+    files = {
+        **{name: until_there_is("computes", waits) for name in ("waits", "waits_later")},
+        **{name: until_there_is("waits", FILE) for name in ("computes", "computes_later")},
+    }
+    printed = run(tmp_path, **files)
+    assert "10 passed" in printed, printed
 
 
 @pytest.mark.thorough
