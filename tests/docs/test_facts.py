@@ -39,6 +39,11 @@ README = (ROOT / "README.md").read_text()
 PRECISE = re.compile(r"\b(?:0\.\d{3}|[1-9]\.\d\d)\b")
 # Pages that show measurements, or describe how they were made.
 HISTORIES = ("project/", "design/", "guides/gpus.md")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts),
+]
 USER_PAGES = [
     page for page in sorted(DOCS.rglob("*.md")) if not str(page.relative_to(DOCS)).startswith((*HISTORIES, "_build"))
 ]
@@ -332,6 +337,15 @@ def test_links_to_files_that_the_site_includes_lead_to_headings_without_the_site
 def test_a_page_for_users_has_no_dates_and_commits(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"\b20\d\d-\d\d-\d\d\b|\bcommit [0-9a-f]{7,}\b|\bload of \d", text) == []
+
+
+def test_times_of_recoveries_and_numbers_of_packages_are_in_no_text() -> None:
+    """They change. The times are on the page of recovery times only, and the packages in their picture."""
+    pages = [page for page in PAGES if page.name not in ("recovery-times.md", "decisions.md")]
+    texts = {page.name: " ".join(page.read_text().split()) for page in pages}
+    times = r"[\d.]+ s (?:at most|longest|median|at the median)\b|\b(?:median|longest) (?:of |pause )?[\d.]+ s\b"
+    counts = r"\b(?:\d+|(?:twenty|thirty|forty|fifty)(?:-\w+)?) packages\b"
+    assert {name: found for name, text in texts.items() if (found := re.findall(f"{times}|{counts}", text))} == {}
 
 
 @pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(DOCS)))

@@ -173,7 +173,7 @@ def _refusals(tenant: TenantSnapshot) -> dict[str, int]:
     )
 
 
-# Quotas whose refusals are counted. Those of publications count in another metric.
+# Quotas with a count of refusals. Another metric counts refused publications.
 _COUNTED = ("memory", "total_memory", "devices", "sessions", "launches", "uploads", "compiles")
 _QUOTAS = [name for name in (*TEXTS, *RATES) if name != "reserve"]
 
