@@ -1,4 +1,4 @@
-"""Writes monitoring/dashboard.json, a dashboard for Grafana: `python scripts/grafana_dashboard.py`."""
+"""Writes src/atoll/web/dashboard.json, a dashboard for Grafana: `python scripts/grafana_dashboard.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[1] / "monitoring" / "dashboard.json"
+FILE = Path(__file__).parents[1] / "src" / "atoll" / "web" / "dashboard.json"
 
 # Rows of panels: title, unit of Grafana, and queries with their legends.
 Panel = tuple[str, str, list[tuple[str, str]]]

@@ -39,7 +39,7 @@ def test_the_status_report_has_a_section_for_each_object() -> None:
 
 
 def test_the_permissions_list_each_command_that_asks_a_controller() -> None:
-    others = {"run", "attach", "up", "host", "kubernetes", "slurm", "alerts", "logs", "replay", "proxy"}
+    others = {"run", "attach", "up", "host", "kubernetes", "slurm", "alerts", "dashboard", "logs", "replay", "proxy"}
     assert {f"atoll {name}" for name in set(commands()) - others} == set(COMMANDS)
 
 

@@ -18,12 +18,13 @@ from atoll.protocol import events as e
 from atoll.telemetry.history import KINDS
 from atoll.telemetry.metrics import metrics_of
 from atoll.web.alert_rules import RUNBOOK, alert_rules
+from atoll.web.grafana_dashboard import grafana_dashboard
 from tests.controller.play import Play
 from tests.telemetry.reports import snapshot_of
 
 ROOT = Path(__file__).parents[2]
 RULES = yaml.load(alert_rules(), yaml.CSafeLoader)["groups"][0]["rules"]
-DASHBOARD: dict[str, Any] = json.loads((ROOT / "monitoring" / "dashboard.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads(grafana_dashboard())
 PROMTOOL = shutil.which("promtool")
 _NAME = re.compile(r"\batoll_[a-z_]+")
 _SELECTOR = re.compile(r"(atoll_[a-z_]+)\{([^}]*)\}")

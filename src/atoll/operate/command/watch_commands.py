@@ -207,6 +207,16 @@ def alerts(
     print(alert_rules(runbook), end="")
 
 
+def dashboard() -> None:
+    """Print a dashboard for Grafana.
+
+    For example: `atoll dashboard > atoll.json`, and import this file into Grafana (Dashboards, New, Import).
+    """
+    from atoll.web.grafana_dashboard import grafana_dashboard
+
+    print(grafana_dashboard(), end="")
+
+
 def _address(listen: str) -> Address:
     from atoll.wire.address import parse_address
 
