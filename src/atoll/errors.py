@@ -267,7 +267,7 @@ class IncompatibleJournalError(JournalError):
 
 
 class SupersededError(ClusterError):
-    """Another controller of the same cluster has taken over. Start a standby instead, with `atoll up --standby`."""
+    """The cluster has another controller, which has taken over. Start a standby instead, with `atoll up --standby`."""
 
 
 class LeaseError(ClusterError):

@@ -120,6 +120,19 @@ def it_donates_and_calls_again(rig: Rig) -> None:
 
 
 @BEHAVIOURS.add
+def it_uses_an_array_inside_and_outside_of_a_world_in_turn(rig: Rig) -> None:
+    world = world_of_two(rig)
+    inside = is_apart(compiled(rig, add, spec(), spec(), world=world))
+    outside = rig.function(add, spec(), spec(), devices=DEVICES)
+    assert rig.functions.get(inside).loaded.world == world
+    _, (two,) = rig.call(outside, rig.ones(*DEVICES), rig.ones(*DEVICES))
+    value = two
+    for function in (inside, inside, outside, inside, outside):
+        _, (value,) = rig.call(function, value, two)
+    assert rig.shard(value, 1).tolist() == [12.0] * 4
+
+
+@BEHAVIOURS.add
 def it_asks_for_a_world_if_the_islands_communicate(rig: Rig) -> None:
     name = needs_world(compiled(rig, summed, spec()))
     assert rig.functions.stages_of([name])[0].stage is m.CompileStage.WAITING

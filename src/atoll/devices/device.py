@@ -189,6 +189,10 @@ class WorldMaker(Protocol):
     def key_values(self, world: int) -> KeyValues:
         """Return the store that the world's hosts share. Raise FAILED_PRECONDITION if the world was closed."""
 
+    @property
+    def have_been_joined(self) -> bool:
+        """Whether this host has joined a world. If not, all arrays are at home."""
+
     def is_at_home(self, array: Any, world: int) -> bool:
         """Return whether functions of the world can use the array without `bring`."""
 

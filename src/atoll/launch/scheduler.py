@@ -393,7 +393,8 @@ class Scheduler(QueuedWork[Payload]):
         session, gangs = node.session, node.gangs
         if len(gangs) == 1 and not gangs[0].islands:  # nearly always
             lines = self._islands[gangs[0].island]
-            if not lines.delegated and lines.record.state in WORKING and session not in lines.record.needs_recompile:
+            record = lines.record
+            if not lines.delegated and record.state in WORKING and session not in record.needs_recompile:
                 return Reason.ORDER
         for gang in gangs:
             for lines in self._lines_on(gang):

@@ -166,6 +166,11 @@ class FunctionWorld:
             return None
         return recipe.in_world(closing.successor)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the function moves to another world. Safe without the lock."""
+        return self._runs is not None
+
     def awaits_move(self, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, `take_runs` will return `wake`."""
         if self._runs is None:

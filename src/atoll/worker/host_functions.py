@@ -696,9 +696,11 @@ class Functions:
 
     def awaits(self, name: str, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
+        record = self.records.find(name)
+        if record is None or not record.world.is_moving:  # without the lock, since this is on the path of every call
+            return False
         with self.records.lock:
-            record = self.records.find(name)
-            return record is not None and record.world.awaits_move(wake)
+            return record.world.awaits_move(wake)
 
     def _forget(self, record: FunctionRecord) -> None:
         """Forget a loaded function that no session uses. The caller holds the lock."""

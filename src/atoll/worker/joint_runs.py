@@ -38,8 +38,8 @@ class RunState(Enum):
 class JointRun:
     """The token of a joint run, which records the outcome when a thread waits for it.
 
-    `closing` returns why the run's world was closed; OK if it is open. If the world was closed, that is the cause of
-    the run's error, which otherwise only says that a connection was closed.
+    `closing_status` returns why a world was closed; OK if it is open. If the run's world was closed, that is the cause
+    of the run's error, which otherwise only says that a connection was closed.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class JointRun:
         ordinals: tuple[int, ...],
         token: RunToken,
         outputs: Sequence[DeviceArray],
-        closing: Callable[[], Status] = lambda: OK,
+        closing_status: Callable[[int], Status] = lambda world: OK,
     ) -> None:
-        self._closing = closing
+        self._closing_status = closing_status
         self.world = world
         self.sequence = sequence
         self.ordinals = ordinals
@@ -75,7 +75,7 @@ class JointRun:
 
     def raise_cause(self) -> None:
         """Raise the error for which the run's world was closed, if it was. Call this if a result has an error."""
-        self._closing().raise_if_error()
+        self._closing_status(self.world).raise_if_error()
 
 
 class JointRuns:

@@ -83,6 +83,7 @@ class PlanExecutor:
         self.reporter = CompletionReporter(steps, occupancy, watcher, read_threads, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
+        self._reading_plans: set[int] = set()  # those that only read arrays for the client
         self._plan_runs: dict[int, PlanRun] = {}  # with segments to come, by the sequence number of their first unit
         self._blocked: dict[int, deque[_Item]] = {}  # by session
         self._background: dict[int, list[DispatchUnit]] = {}  # by session
@@ -91,8 +92,7 @@ class PlanExecutor:
     def is_short(self, message: Any) -> bool:
         """Return whether handling the message frees few buffers or reads few arrays, and nothing else."""
         if type(message) is m.Run:
-            plan = self._plans.get(message.plan)
-            return plan is not None and len(message.arguments) <= _FEW and _only_reads(plan)
+            return message.plan in self._reading_plans and len(message.arguments) <= _FEW
         # Deletions wait for one another.
         return type(message) is m.Free and not message.delete and len(message.handles) <= _FEW
 
@@ -108,10 +108,13 @@ class PlanExecutor:
             self._do_in_order(self._steps.session_of(message.function), message)
         elif type(message) is m.RegisterPlan:
             self._plans[message.plan] = message.definition
+            if _only_reads(message.definition):
+                self._reading_plans.add(message.plan)
             if message.acknowledge:
                 self._report(m.PlanRegistered(message.plan))
         elif type(message) is m.DropPlan:
             self._plans.pop(message.plan, None)
+            self._reading_plans.discard(message.plan)
         elif type(message) is Outcome:
             self._end_futures(message)
         elif type(message) is m.CollectiveEnded:

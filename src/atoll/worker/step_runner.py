@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,8 @@ class StepRunner:
         if type(step) is p.Execute:
             return self._try_prepare_call(step, values, wake)
         if type(step) is p.Move or type(step) is p.Select:
-            return self._are_ready(self._away(step.inputs, values, 0), wake)
+            away = self._away(step.inputs, values, 0)
+            return not away or self._are_ready(away, wake)
         return True
 
     def _try_prepare_call(self, step: p.Execute, values: dict[int, Buffer], wake: Callable[[], None]) -> bool:
@@ -126,20 +126,22 @@ class StepRunner:
         if not self._are_ready(away, wake):
             return False
         for each in away:
-            each.array = worlds.bring(each.array, world)
+            each.array, each.world = worlds.bring(each.array, world), world
         return True
 
     def _away(self, inputs: Sequence[int], values: dict[int, Buffer], world: int) -> list[Buffer]:
         """Return the inputs that belong to another world. Other hosts have the inputs that this host lacks."""
         worlds = self._backend.worlds
-        if worlds is None:
+        if worlds is None or not worlds.have_been_joined:
             return []
-        buffers = dict.fromkeys(values[value] for value in inputs if value in values)
-        return [
-            each
-            for each in buffers
-            if each.spec is not None and not each.array.is_deleted() and not worlds.is_at_home(each.array, world)
-        ]
+        away: dict[Buffer, None] = {}
+        for value in inputs:
+            each = values.get(value)
+            if each is None or each.spec is None or each.world == world:  # nearly always, since calls repeat
+                continue
+            if not each.array.is_deleted() and not worlds.is_at_home(each.array, world):
+                away[each] = None
+        return list(away)
 
     def _are_ready(self, buffers: Sequence[Buffer], wake: Callable[[], None]) -> bool:
         """Return whether all of the arrays are ready. Otherwise, call `wake` on any thread when they are."""
@@ -172,9 +174,8 @@ class StepRunner:
         step = segment.steps[-1]
         if type(step) is not p.Execute:
             return p.device_of(step)
-        with suppress(StatusError):
-            return self._records.get(step.function).ordinals[0]
-        return 0
+        function = self._records.loaded(step.function)
+        return 0 if function is None else function.ordinals[0]
 
     def devices_of(self, unit: DispatchUnit) -> tuple[int, ...]:
         """Return the devices on which the unit's segment runs functions. Safe on any thread."""
@@ -208,9 +209,9 @@ class StepRunner:
         else:
             outputs, token = loaded.execute(arguments, unit.sequence, stream)
         run = self._note_joint_run(function, unit.sequence, token, outputs) if loaded.is_joint else None
-        value = step.first_output
+        value, world = step.first_output, loaded.world
         for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, COMPUTED, None, run)
+            values[value] = Buffer(array, key, COMPUTED, None, run, world)
             value += 1
         if step.completion:
             values[value] = Buffer(NO_ARRAY, -1, None)
@@ -236,9 +237,8 @@ class StepRunner:
 
     def _note_joint_run(self, function: Function, sequence: int, token: Any, outputs: Sequence[Any]) -> JointRun:
         """Return the record of a run that has started on several islands together."""
-        world = function.loaded.world
-        closing = partial(self._functions.closing_status, world)
-        run = JointRun(world, sequence, function.ordinals, token, outputs, closing)
+        world, closing_status = function.loaded.world, self._functions.closing_status
+        run = JointRun(world, sequence, function.ordinals, token, outputs, closing_status)
         self.joint_runs.started(run)
         return run
 

@@ -184,12 +184,14 @@ class XlaWorlds:
         self._devices = devices
         self._services: dict[int, Any] = {}
         self._worlds: dict[int, XlaWorld] = {}
+        self._have_been_joined = False
 
     def serve(self, world: int, address: str, ranks: int) -> None:
         self._services[world] = start_service(address, ranks, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1)
 
     def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
         self._worlds[world] = XlaWorld(address, rank, ranks, hostname, len(self._devices))
+        self._have_been_joined = True
 
     def close(self, world: int) -> None:
         found = self._worlds.pop(world, None)
@@ -220,6 +222,10 @@ class XlaWorlds:
     def devices_in(self, world: int) -> tuple[Any, ...]:
         """Return this host's devices, by ordinal, as the client of the world has them."""
         return self.get(world).devices if world else self._devices
+
+    @property
+    def have_been_joined(self) -> bool:
+        return self._have_been_joined
 
     def is_at_home(self, array: Any, world: int) -> bool:
         client = shards_of(array)[0].device.client
