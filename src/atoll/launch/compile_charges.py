@@ -1,4 +1,4 @@
-"""What compilations cost the tenants of the sessions that wait for them: usage, limits, device time, and offenses.
+"""The charges of compilations, for the tenants of the sessions that wait: usage, limits, device time, and offenses.
 
 The first session that waits for a function on a host pays for its compilation there.
 """

@@ -101,7 +101,7 @@ def stream_of(unit: DispatchUnit, function: LoadedFunction) -> int:
 
 
 def runs_on_own_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunction) -> bool:
-    """Return whether the run has a thread of its own, since it may wait for its client inside XLA.
+    """Return whether the run has a separate thread, since it may wait for its client inside XLA.
 
     Only a run that is the only step of its plan has one, and only if it donates nothing, because only the executor's
     thread may donate an array (`worker/completions.py`).
