@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from atoll.errors import Code, Status, StatusError
-from atoll.session.downloads import Download, Downloads, DownloadState
+from atoll.session.downloads import TRANSITIONS, Download, Downloads, DownloadState
+from tests.state_tables import check_table
 
 FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
 FEED = 4
@@ -42,6 +43,15 @@ class Expecting:
 
     def result(self, task: asyncio.Task[bytes | None]) -> bytes | None:
         return self.loop.run_until_complete(task)
+
+
+def test_the_table_has_all_transitions() -> None:
+    def download_in(state: DownloadState) -> Download:
+        download = Download(FEED, (0,), 1, asyncio.Future)
+        download.state = state
+        return download
+
+    check_table(download_in, DownloadState, TRANSITIONS)
 
 
 @pytest.fixture

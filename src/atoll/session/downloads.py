@@ -6,9 +6,10 @@ No I/O.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Details, Kind, Status, StatusError, failure
 from atoll.session.session_interfaces import ReplyFuture
 
@@ -21,10 +22,22 @@ class DownloadState(enum.Enum):
     FAILED = "failed"  # the rest will not arrive
 
 
+_S = DownloadState
+# The states that may follow each state. The comments name the methods of `Download` that cause the transitions.
+TRANSITIONS: Mapping[DownloadState, frozenset[DownloadState]] = {
+    # `take`; `fail`; `drop`
+    _S.EXPECTED: frozenset({_S.ARRIVING, _S.STORED, _S.FAILED, _S.SERVED}),
+    # `take` of the last part; `fail`; `drop`
+    _S.ARRIVING: frozenset({_S.STORED, _S.FAILED, _S.SERVED}),
+    # `drop`
+    _S.STORED: frozenset({_S.SERVED}),
+    _S.FAILED: frozenset({_S.SERVED}),
+    _S.SERVED: frozenset(),
+}
 _OPEN = (DownloadState.EXPECTED, DownloadState.ARRIVING)
 
 
-class Download:
+class Download(StateMachine[DownloadState]):
     """The contents of an array on `devices`, of `nbytes` bytes, which hosts send as the feed with number `feed`.
 
     Parts can be read while later parts arrive. Each part has a function to call when its memory may be reused.
@@ -35,6 +48,7 @@ class Download:
         *("contents", "devices", "feed", "nbytes", "senders", "state", "status"),
         *("_decode", "_dones", "_make_future", "_on_start", "_released", "_waiting"),
     )
+    transitions = TRANSITIONS
     descriptor = -1  # contents are in memory and not in a file
 
     def __init__(
@@ -49,7 +63,7 @@ class Download:
         self.feed = feed
         self.devices = devices
         self.nbytes = nbytes
-        self.state = DownloadState.EXPECTED
+        self.state: DownloadState = DownloadState.EXPECTED
         self.status = OK
         self.senders: Collection[int] = ()  # the hosts that have reported that they have sent everything
         self.contents: list[Any] = []
@@ -107,8 +121,12 @@ class Download:
         for done in dones:
             done()
 
+    def _described(self) -> str:
+        return f"the download of feed {self.feed}"
+
     def _move(self, state: DownloadState) -> None:
-        self.state = state
+        if state is not self.state:
+            self.enter(state)
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
