@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -128,6 +129,17 @@ def test_grpc_knows_nothing_else_of_atoll_and_http2_nothing_of_grpc(package: str
         if not f"{target}.".startswith(f"{package}.")
     }
     assert foreign == set()
+
+
+LARGE = 1000  # lines of a state machine: a larger file probably has a second subject
+
+
+@pytest.mark.filterwarnings("default")
+def test_large_files_are_reported_and_do_not_fail() -> None:
+    sizes = {name: path.read_text().count("\n") for name, path in modules().items()}
+    for name, lines in sorted(sizes.items()):
+        if lines > LARGE:
+            warnings.warn(f"{name} has {lines} lines: does it have a second subject?", stacklevel=1)
 
 
 # Python and pytest look for files of these names.
