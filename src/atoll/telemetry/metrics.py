@@ -173,7 +173,7 @@ def _refusals(tenant: TenantSnapshot) -> dict[str, int]:
     )
 
 
-# Quotas with a count of refusals. Another metric counts refused publications.
+# Quotas with a count of refusals. The metric `publications_rejected` counts refused publications.
 _COUNTED = ("memory", "total_memory", "devices", "sessions", "launches", "uploads", "compiles")
 _QUOTAS = [name for name in (*TEXTS, *RATES) if name != "reserve"]
 
