@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from benchmarks.fault_runs import CollectivesRun
 from benchmarks.harness.provenance import current_commit
@@ -111,6 +113,7 @@ class Counts:
         return "\n".join(each.stdout + each.stderr for each in found)
 
 
+@pytest.mark.slow
 def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def stopped(report: dict[str, Any]) -> list[str]:
     return [event["text"] for event in report["events"] if event["kind"] == "stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
     cluster: StandingCluster, start_python: StartPython, devices: int

@@ -37,6 +37,7 @@ GROWTH = (16, 16, 48, 60, 256)
 PROCESS_GROWTH = (16, 192)
 
 
+@pytest.mark.slow
 def test_reads_and_writes_survive_killed_workers(start_cluster: StartCluster, start_python: StartPython) -> None:
     cluster = start_cluster(islands="2x1x2")
     survive(cluster, [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(CLIENTS)])

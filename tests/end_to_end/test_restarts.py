@@ -12,6 +12,8 @@ import random
 import time
 from pathlib import Path
 
+import pytest
+
 from atoll.errors import ConnectError, StatusError
 from atoll.operate.operator_requests import request_operation
 from atoll.protocol.messages import RemapRequest
@@ -38,6 +40,7 @@ def remap(cluster: StandingCluster, island: int) -> None:
                 )
 
 
+@pytest.mark.slow
 def test_clients_of_a_controller_that_is_killed_again_and_again_lose_nothing(
     journaled_cluster: StandingCluster, start_python: StartPython, tmp_path: Path, module_directory: Path
 ) -> None:
