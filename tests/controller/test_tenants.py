@@ -290,3 +290,21 @@ def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them()
     assert added(play.session, 3, SliceRequest(3)).status.code == Code.RESOURCE_EXHAUSTED
     play.proxy(other, m.ReleaseSlice(mine.slice))
     assert added(play.session, 4, SliceRequest(3)).status.code == Code.OK
+
+
+def test_functions_over_islands_use_exclusive_devices_of_their_session_only():
+    play = Play("2x1x2")
+    owner = play.open().number
+    play.outbox()
+    for number in (1, 2):
+        play.proxy(owner, m.AddSlice(number, SliceRequest(2, exclusive=True)))
+    slices = [message for message in play.outbox() if isinstance(message, m.SliceAdded)]
+    locations = play.controller.sessions[owner].devices.locations
+    own = tuple(each.devices[0] for each in slices)
+    assert sorted(locations[device].island for device in own) == [0, 1]
+    play.proxy(owner, m.RegisterFunction(1, "content", 901, (own,)))
+    assert not [message for message in play.outbox() if isinstance(message, m.FunctionReady)], "it is compiled"
+    for devices in ((0, 2), (1, 3)):
+        play.proxy(play.session, m.RegisterFunction(2, "content", 902, (devices,)))
+        (refused,) = [message for message in play.outbox() if isinstance(message, m.FunctionReady)]
+        assert f"of session {owner}, which uses it exclusively" in refused.status.message

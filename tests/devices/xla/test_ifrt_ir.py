@@ -103,12 +103,23 @@ def test_arguments_and_repeated_values_are_copied_to_results() -> None:
 ONE = array((4,), (0,))
 
 
+def ignored(operation: str) -> str:
+    """Return a program that returns its argument, and has an operation whose result it does not use."""
+    return f"""module @m {{ func.func public @main(%x: {ONE}) -> {ONE} attributes {{ifrt.function}} {{
+      {operation} : ({ONE}) -> {ONE}
+      return %x : {ONE} }} }}"""
+
+
 @pytest.mark.parametrize(("text", "code", "names"), [
     (f"""module @m {{ func.func public @main(%x: {ONE}) -> {ONE} attributes {{ifrt.function}} {{
       %y, %c = ifrt.CallLoadedExecutable @e(%x) : ({ONE}) -> {ONE}
       return %y : {ONE} }}
       ifrt.LoadedExecutable @e on devices [0] : ({ONE}) -> {ONE} }}""",
      Code.UNIMPLEMENTED, "ifrt.CallLoadedExecutable is not supported"),
+    (ignored("ifrt.RemapArrays(%x) mappings=[#ifrt.array_mapping<0, 0, [#ifrt.mapping<[0:1:1] to [0:1:1]>]>]"),
+     Code.UNIMPLEMENTED, "ifrt.RemapArrays is not supported"),
+    (ignored("ifrt.Assemble(%x)"), Code.UNIMPLEMENTED, "ifrt.Assemble is not supported"),
+    (ignored("ifrt.Disassemble(%x)"), Code.UNIMPLEMENTED, "ifrt.Disassemble is not supported"),
     (moved(ONE.replace("tensor<4xf32>", "tensor<?xf32>"), ONE.replace("tensor<4xf32>", "tensor<?xf32>")),
      Code.UNIMPLEMENTED, r"tensor<\?xf32> are not supported"),
     (moved(array((4, 4), (0,), rest=', layout = "{0,1}"'), array((4, 4), (0,))), Code.UNIMPLEMENTED, "layout {0,1}"),
