@@ -75,7 +75,7 @@ class Buffer(msgspec.Struct, weakref=True, eq=False):
     spec: LocalArray | None  # None for the completion of a call, which has no memory
     shards: tuple[ShardMemory, ...] | None = None  # None until the buffer is read or shared; most never are
     run: object = None  # the joint run that computes it, if any
-    world: int = -1  # whose functions can use the array as it is; -1 if unknown
+    world: int = -1  # the world whose functions can use the array; -1 if unknown
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
         """Return the memory of the buffer's `count` shards, in order."""
