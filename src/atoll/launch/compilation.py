@@ -476,11 +476,14 @@ class Compilation:
             if name in refused:
                 self._settle(name, host, refused[name], b"")
 
-    def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
-        """Fail compilations on hosts that are lost. With `of`, fail only those for these sessions and no others."""
+    def fail_on(self, hosts: set[int], status: Status, sessions: Container[int] | None = None) -> None:
+        """Fail the compilations on these hosts, which are lost.
+
+        With `sessions`, fail only the compilations for which no other session waits.
+        """
         self.watch.forget(hosts)  # the sessions of the others request them again
         for (name, host), registrations in list(self.functions.waiting.items()):
-            if host in hosts and (of is None or all(each.session in of for each in registrations)):
+            if host in hosts and (sessions is None or all(each.session in sessions for each in registrations)):
                 self._settle(name, host, status, b"")
 
     # ---- decisions that differ for the journals of earlier versions: see `Decisions`

@@ -35,7 +35,7 @@ _S = SessionState
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     # `suspend`, `add_persisted`; `DetachedSessions.client_left`
     _S.RUNNING: frozenset({_S.QUIESCING, _S.SUSPENDED, _S.DETACHED, _S.CLOSED}),
-    # `quiesced`; `_give_up` for this state and the next two
+    # `quiesced`; `_abort` for this state and the next two
     _S.QUIESCING: frozenset({_S.DRAINING, _S.RUNNING, _S.CLOSED}),
     # `proceed`
     _S.DRAINING: frozenset({_S.SPILLING, _S.RUNNING, _S.CLOSED}),

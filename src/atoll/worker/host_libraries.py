@@ -76,7 +76,7 @@ class HostLibraries:
             waiting = _Waiting({(message.tenant, each.library) for each in targets} - self._loaded, then)
             if waiting.missing:
                 self._waiting.append(waiting)
-                timer = threading.Timer(self._wait_seconds, self._give_up, (waiting,))
+                timer = threading.Timer(self._wait_seconds, self._time_out, (waiting,))
                 timer.daemon = True
                 timer.start()
                 return
@@ -116,7 +116,7 @@ class HostLibraries:
             self._waiting = [each for each in self._waiting if each not in ready]
         return [each.then for each in ready]
 
-    def _give_up(self, waiting: _Waiting) -> None:
+    def _time_out(self, waiting: _Waiting) -> None:
         with self._lock:
             if waiting not in self._waiting:
                 return

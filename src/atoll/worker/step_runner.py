@@ -205,7 +205,7 @@ class StepRunner:
             with self.deletions.lock:
                 outputs, token = loaded.execute(arguments, unit.sequence, stream)
             for buffer in copied:
-                buffer.give_up()
+                buffer.leave_memory()
         else:
             outputs, token = loaded.execute(arguments, unit.sequence, stream)
         run = self._note_joint_run(function, unit.sequence, token, outputs) if loaded.is_joint else None
@@ -404,7 +404,7 @@ class StepRunner:
         with self.deletions.lock if consume else nullcontext():
             moved = self._backend.move(source, array, consume)
         if donate and not consume:
-            buffer.give_up()
+            buffer.leave_memory()
         return self._buffer_with_layout(moved, array, self._keys.layout(buffer.key))
 
     def _select(self, step: p.Select, unit: DispatchUnit, values: dict[int, Buffer]) -> None:

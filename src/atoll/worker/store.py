@@ -95,9 +95,9 @@ class Buffer(msgspec.Struct, weakref=True, eq=False):
         if self.is_exclusive:
             self.array.delete()
         else:
-            self.give_up()
+            self.leave_memory()
 
-    def give_up(self) -> None:
+    def leave_memory(self) -> None:
         """Mark the buffer as deleted, and leave its memory to the other users."""
         self.array = _DELETED
         self.shards = None

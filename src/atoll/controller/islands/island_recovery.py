@@ -408,8 +408,8 @@ class IslandRecovery:
             self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
             self._lose_arrays(session, hosts, survivors, status)
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
-        self._compilation.give_up(hosts, status, impatient)
-        self._queries.give_up(hosts, status, impatient)
+        self._compilation.fail_on(hosts, status, impatient)
+        self._queries.fail_on(hosts, status, impatient)
         self._failures.fail_without_inputs()
 
     def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
@@ -477,5 +477,5 @@ class IslandRecovery:
         """Fail everything that waits for the island."""
         self._failures.fail_waiting(removed.island, removed.status)
         hosts = set(self._resources.hosts_of(removed.island))
-        self._compilation.give_up(hosts, removed.status)
-        self._queries.give_up(hosts, removed.status)
+        self._compilation.fail_on(hosts, removed.status)
+        self._queries.fail_on(hosts, removed.status)

@@ -120,9 +120,9 @@ class Queries:
                 if session in self._sessions:
                     self.ask(self._sessions[session], message)
 
-    def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
-        """Fail the queries of hosts that do not return, or only those of the sessions `of`, which do not wait."""
+    def fail_on(self, hosts: set[int], status: Status, sessions: Container[int] | None = None) -> None:
+        """Fail the queries to these hosts, which are lost. With `sessions`, fail only the queries of these sessions."""
         for query, (host, session, message) in list(self._asked.items()):
-            if host in hosts and (of is None or session in of):
+            if host in hosts and (sessions is None or session in sessions):
                 self._take(query)
                 self._outbox.to_session(session, m.QueryReply(message.query, status, b""))
