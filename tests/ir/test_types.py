@@ -18,6 +18,7 @@ from atoll.ir.types import (
     Tiled,
     Tiling,
     Uneven,
+    contents_nbytes,
     nbytes,
     shard_boxes,
     shard_shape,
@@ -138,6 +139,15 @@ def test_shard_shapes_of_shardings_that_list_them():
 )
 def test_bytes_of_an_array_over_all_its_devices(spec, expected):
     assert nbytes(spec) == expected
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [Sharding((0,)), Sharding((0, 1)), Sharding((0, 1), Even((3,))), Sharding((0, 1), Opaque())],
+    ids=["one device", "replicated", "divided", "opaque"],
+)
+def test_the_contents_of_an_array_count_once(sharding: Sharding) -> None:
+    assert contents_nbytes(ArraySpec("float32", (6,), sharding)) == 24
 
 
 def test_dtype_names_are_numpys_or_ml_dtypes_own():

@@ -156,3 +156,8 @@ def nbytes(spec: ArraySpec | None) -> int:
     else:
         elements = shards * math.prod(shard_shape(spec.sharding, spec.shape, 0)) if shards else 0
     return elements * DTYPE_BITS[spec.dtype] // 8
+
+
+def contents_nbytes(spec: ArraySpec) -> int:
+    """Return the size of the array's contents in bytes, however many devices have a copy of them."""
+    return math.prod(spec.shape) * DTYPE_BITS[spec.dtype] // 8

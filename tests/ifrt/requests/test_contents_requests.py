@@ -102,6 +102,14 @@ def test_an_array_that_is_known_to_be_ready_is_requested_from_its_host(rig: Rig,
     assert rig.take() == []
 
 
+def test_a_small_replicated_array_is_requested_from_its_first_host(rig: Rig, relay: Relay) -> None:
+    rig.make(7, ArraySpec("int8", (16 << 10,), Sharding((2, 3), REPLICATED)))
+    rig.session.arrays.records[7].ready = True
+    send_contents(rig.session, FEED, [7])
+    assert relay.reads == [(FEED, 2, 7)]
+    assert rig.take() == []
+
+
 def test_a_host_that_cannot_send_the_array_has_it_read_by_a_launch(rig: Rig, relay: Relay) -> None:
     rig.make(7, on(2))
     rig.session.arrays.records[7].ready = True

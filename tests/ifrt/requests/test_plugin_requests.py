@@ -12,7 +12,7 @@ from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import DeviceToHost
-from atoll.ir.types import ArraySpec
+from atoll.ir.types import ArraySpec, Replicated, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol.questions import (
     MAGIC,
@@ -108,6 +108,17 @@ def test_contents_that_cannot_be_one_answer_are_refused(
     rig.take()
     check_refused(rig.answer(ask(rig, ContentsQuestion(count))), code, text)
     assert (rig.session.staged, rig.take()) == ([], [])
+
+
+def test_the_copies_of_a_replicated_array_count_once_in_an_answer(rig: Rig) -> None:
+    replicated = ArraySpec("int8", (MOST_CONTENTS,), Sharding((0, 1), Replicated()))
+    rig.session.staged.append(rig.make(1, replicated))
+    rig.take()
+    op = ask(rig, ContentsQuestion(1))
+    (launch,) = [each for each in rig.take() if isinstance(each, m.Launch)]
+    rig.session.cluster.downloads.take(launch.feeds[0], bytes(MOST_CONTENTS), False, lambda: None)
+    rig.settle()
+    assert len(rig.answer(op).compile.fingerprint_value) == MOST_CONTENTS
 
 
 def test_a_question_about_no_array_forgets_what_is_staged(rig: Rig) -> None:

@@ -15,7 +15,7 @@ from atoll.executables.program_executables import PuttingExecutable, SmallWritin
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
-from atoll.ir.types import ArraySpec, Replicated, nbytes
+from atoll.ir.types import ArraySpec, Replicated, contents_nbytes, nbytes
 from atoll.protocol.questions import MOST_CONTENTS
 from atoll.session.downloads import DirectDownload, Download
 
@@ -35,7 +35,7 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     specs = tuple(session.arrays.spec(handle) for handle in handles)
     if any(spec.dtype == "string" for spec in specs):
         raise invalid("the contents of strings have no fixed size")
-    total = sum(map(nbytes, specs))
+    total = sum(map(contents_nbytes, specs))
     if total > MOST_CONTENTS:
         raise StatusError(
             Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MOST_CONTENTS} bytes"
@@ -43,7 +43,7 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     cluster = session.cluster
     groups = _read_together(session, specs)
     downloads = [
-        Download(cluster.number(), group[0].sharding.devices, sum(map(nbytes, group)), cluster.make_future)
+        Download(cluster.number(), group[0].sharding.devices, sum(map(contents_nbytes, group)), cluster.make_future)
         for group in groups
     ]
     if handles:
@@ -125,7 +125,7 @@ def _whole_on(record: ArrayRecord) -> int:
         return -1
     sharding = spec.sharding
     is_whole = isinstance(sharding.tiling, Replicated) or len(sharding.devices) == 1
-    return sharding.devices[0] if is_whole and nbytes(spec) <= _SMALL_BYTES else -1
+    return sharding.devices[0] if is_whole and contents_nbytes(spec) <= _SMALL_BYTES else -1
 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:

@@ -13,7 +13,7 @@ from atoll.ifrt.host_buffer_store import MAX_STORED_BYTES, Stored
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, single
-from atoll.ir.types import ArraySpec, Shape, nbytes
+from atoll.ir.types import ArraySpec, Shape, contents_nbytes
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import values_pb2
 from atoll.protocol.translation import codec
@@ -180,7 +180,7 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     download = Download(
         cluster.number(),
         spec.sharding.devices,
-        nbytes(spec),
+        contents_nbytes(spec),
         cluster.make_future,
         None if is_ready else started,
         _texts_to_proto if spec.dtype == "string" else None,
