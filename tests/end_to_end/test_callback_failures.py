@@ -213,6 +213,34 @@ def raises_while_the_other_device_waits() -> list[str]:
     return said
 
 
+def reads_of_a_run_that_fails_on_the_other_device() -> list[str]:
+    """Read the results of runs that fail, on a device whose own callback succeeds. Wait for one array before."""
+    mesh = jax.make_mesh((2,), ("x",))
+
+    def refuse(x: Any) -> Any:
+        if x[0] == 0:
+            time.sleep(0.05)
+            raise ValueError("not on the first device")
+        return np.asarray(x) + 100
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P())
+    def step(x: Any) -> Any:
+        return jax.lax.psum(jax.pure_callback(refuse, same_type(x), x), "x")
+
+    zero = jax.device_put(np.arange(2.0), jax.sharding.NamedSharding(mesh, jax.P("x")))
+    dependent = jax.jit(lambda x: x + 1)
+    said = []
+    for _ in range(10):
+        result = step(zero)
+        for read in (lambda result=result: dependent(result), lambda result=result: result):
+            try:
+                said.append(str(np.asarray(read())))
+            except jax.errors.JaxRuntimeError as error:
+                said.append("failed" if "ValueError: not on the first device" in str(error) else str(error))
+    return said
+
+
 def donates_what_a_callback_reads() -> float:
     x = jax.device_put(jnp.ones(1 << 16), jax.devices()[0])
 
@@ -318,6 +346,10 @@ def test_a_device_whose_callback_raises_leaves_no_other_waiting(
     assert ["ValueError: not on the first device" in each for each in said] == [True, True, True, False], said
     assert said[3] == "[30.]"
     assert other.call(reads_what_it_kept) == [1.0, 2.0, 3.0, 4.0], "the island's arrays are all there"
+
+
+def test_no_read_returns_the_value_of_a_run_that_fails_on_another_device(user: RemotePython) -> None:
+    assert user.call(reads_of_a_run_that_fails_on_the_other_device) == ["failed"] * 20
 
 
 def test_what_a_waiting_callback_reads_can_be_donated_and_nobody_waits(

@@ -95,6 +95,15 @@ def test_an_array_that_fails_is_read_otherwise(error: Exception) -> None:
     assert (host.sent, host.not_sent) == ([], [True])
 
 
+def test_an_array_is_refused_if_its_run_may_fail_after_it_is_ready() -> None:
+    array = LateArray()
+    array.computed.set()
+    host = Host(array)
+    host.buffer.may_fail_late = True
+    assert not host.read()
+    assert host.sent == []
+
+
 def test_an_array_is_refused_if_it_is_large_or_no_thread_is_left() -> None:
     refused = [Host(LateArray(1 << 20)), Host(LateArray(), has_threads=False)]
     assert [host.read() for host in refused] == [False, False]

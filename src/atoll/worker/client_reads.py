@@ -140,12 +140,16 @@ class ClientReads:
     ) -> bool:
         """Send the first shard of a small array, and return True. Return False if it cannot be sent.
 
+        Results of runs that may fail late are not sent: a launch reads them when their run has ended on all hosts.
+
         If the array is not ready, `start` has a thread send it, or returns False. If that thread cannot send it, it
         calls `otherwise`. The caller lets no unit start meanwhile, so none can donate the memory. Raise StatusError if
         the array was deleted.
         """
         array = live_array(buffer)
-        if isinstance(array, FutureArray) or buffer.spec is None or buffer.spec.dtype == "string":
+        if buffer.may_fail_late or isinstance(array, FutureArray):
+            return False
+        if buffer.spec is None or buffer.spec.dtype == "string":
             return False
         if array.nbytes > SMALL_BYTES:
             return False

@@ -57,6 +57,9 @@ class Function:
     A function with `callbacks` belongs to its client's session, and is not kept for others. If `is_apart` is set, the
     function is on several islands whose devices do not communicate. If it has followed its arguments into a world,
     `home` is the same function in the client of the host's island.
+
+    If `may_fail_late` is set, its results may be wrong although they are ready. A callback that fails on one of several
+    devices leaves zeros for the others, and fails the run when it has ended, maybe on another host.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Function:
         self.home = home
         self.callbacks = callbacks
         self.is_apart = is_apart
+        self.may_fail_late = callbacks is not None and callbacks.spans_devices
         self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 

@@ -209,9 +209,9 @@ class StepRunner:
         else:
             outputs, token = loaded.execute(arguments, unit.sequence, stream)
         run = self._note_joint_run(function, unit.sequence, token, outputs) if loaded.is_joint else None
-        value, world = step.first_output, loaded.world
+        value, world, may_fail_late = step.first_output, loaded.world, function.may_fail_late
         for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, COMPUTED, None, run, world)
+            values[value] = Buffer(array, key, COMPUTED, None, run, world, may_fail_late)
             value += 1
         if step.completion:
             values[value] = Buffer(NO_ARRAY, -1, None)

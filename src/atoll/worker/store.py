@@ -76,6 +76,7 @@ class Buffer(msgspec.Struct, weakref=True, eq=False):
     shards: tuple[ShardMemory, ...] | None = None  # None until the buffer is read or shared; most never are
     run: object = None  # the joint run that computes it, if any
     world: int = -1  # the world whose functions can use the array; -1 if unknown
+    may_fail_late: bool = False  # its run may fail after the array is ready: see `Function.may_fail_late`
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
         """Return the memory of the buffer's `count` shards, in order."""
