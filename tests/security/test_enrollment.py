@@ -193,7 +193,7 @@ def test_an_authority_that_follows_the_right_one_is_not_trusted() -> None:
         (NotEnrolled("a text of anybody"), "type NotEnrolled"),
         (AskAuthority(), "Invalid value"),
         (msgspec.Raw(b"\x92\xa7refused\xa1\xff"), "(utf|UTF)-8"),
-        (msgspec.Raw(b"\x93\xa7refused\xa1x" + b"\x91" * 5000), "depth"),
+        (msgspec.Raw(b"\x93\xa7refused\xa1x" + b"\x91" * 20_000), "depth"),
         (msgspec.Raw(b"\xc0" * 65537), "over the limit"),
     ],
     ids=["another type", "a refusal", "a question", "not UTF-8", "nested", "long"],
