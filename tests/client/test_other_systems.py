@@ -30,6 +30,7 @@ OF_LINUX = {
     select: "epoll",
     time: "CLOCK_BOOTTIME",
 }
+os.process_cpu_count = os.cpu_count  # of Python 3.13, which calls `sched_getaffinity` if it is there at the start
 for module, names in OF_LINUX.items():
     for name in names.split():
         if hasattr(module, name):
