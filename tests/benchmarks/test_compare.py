@@ -81,10 +81,11 @@ def test_a_metric_is_slower_only_if_most_pairs_of_rounds_agree(speeds: list[floa
 def test_processes_of_the_base_import_the_package_of_the_base(tmp_path: Path) -> None:
     (tmp_path / "atoll").mkdir()
     (tmp_path / "atoll" / "__init__.py").write_text("")
-    command = [sys.executable, "-c", "import atoll, benchmarks; print(atoll.__file__, benchmarks.__file__)"]
+    command = [sys.executable, "-c", "import atoll, benchmarks; print(atoll.__file__, benchmarks.__file__, sep='\\n')"]
     settings = Settings("atoll" + AT + "abc", source=str(tmp_path))
     ended = subprocess.run(command, env=environment_of(settings), capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(tmp_path / "atoll" / "__init__.py"), str(ROOT / "benchmarks" / "__init__.py")]
+    expected = [str(tmp_path / "atoll" / "__init__.py"), str(ROOT / "benchmarks" / "__init__.py")]
+    assert ended.stdout.splitlines() == expected
 
 
 def test_a_commit_that_git_does_not_have_is_refused() -> None:
