@@ -21,6 +21,7 @@ from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal.files import DAMAGED, Directory
 from atoll.journal.persisted_state import NAME, encode_persisted, persisted_in
+from atoll.journal.successor import Successor
 from atoll.protocol import events as e
 from atoll.state.buffer_directory import SpilledArray
 from tests.controller.test_session_persistence import suspended
@@ -53,7 +54,7 @@ def end(directory: Path, persist: bool) -> None:
     async def main() -> None:
         options = ControllerOptions("unix:/none", ClusterSettings("2x1x2"), 0)
         stop = asyncio.Event()
-        end_killed_cluster(str(directory), lambda state: ControllerShell(options, state, stop), persist)
+        await end_killed_cluster(str(directory), lambda state: ControllerShell(options, state, stop), persist)
 
     asyncio.run(main())
 
@@ -69,6 +70,20 @@ def test_files_of_sessions_that_are_not_persisted_are_removed(tmp_path: Path, pe
     if found is not None:
         assert (found[0].cluster.sessions, found[1]) == ((1,), 3)
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name not in ("lock", NAME)] == []
+
+
+def test_a_cluster_that_a_standby_has_taken_over_keeps_its_sessions_and_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    piece, journal = tmp_path / "1.piece", tmp_path / "journal"
+    killed(journal, piece)
+    directory = Directory(journal)
+    directory.write_successor(Successor("tls://two:7000", 1000))
+    directory.close()
+    end(journal, persist=True)
+    assert piece.exists()
+    assert [path.name for path in journal.iterdir()] == ["lock"]
+    assert "that the controller of term 1000 at tls://two:7000 continues" in caplog.text
 
 
 def test_sessions_of_a_cluster_that_ended_and_could_not_write_them_are_persisted(tmp_path: Path) -> None:
@@ -124,7 +139,7 @@ def test_segments_are_removed_before_snapshots(tmp_path: Path, monkeypatch: pyte
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda path, **options: (removed.append(path.suffix), unlink(path, **options)))
     Directory(tmp_path / "journal").clear()
-    assert removed == [".events"] * 8 + [".snapshot"]
+    assert [each for each in removed if each] == [".events"] * 8 + [".snapshot"]
 
 
 def test_a_journal_that_the_operating_system_cannot_read_stays(tmp_path: Path) -> None:

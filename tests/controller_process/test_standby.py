@@ -18,14 +18,16 @@ from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell, ShellTimes, new_controller
 from atoll.controller_process.standby import Standby
 from atoll.controller_process.standby_status import StandbyState, standby_status
+from atoll.controller_process.successor_probe import later_controller
 from atoll.errors import ConnectError
 from atoll.journal.journal import Journal
+from atoll.journal.successor import Successor
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import PIECE_BYTES
-from atoll.wire.resumption.accepted_link import AcceptedLink
+from atoll.wire.resumption.accepted_link import AcceptedLink, Acceptor
 from tests.controller.dumps import check_same, handled_events
 from tests.controller.play import ready
 from tests.controller_process.cuttable_network import Relay
@@ -215,6 +217,26 @@ def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play):
     play(scene, sent_by=InTwoParts)
 
 
+def test_the_journal_of_a_lost_controller_tells_the_next_one_who_has_taken_over(play):
+    async def scene(pair: Pair) -> None:
+        await pair.is_followed_closely()
+        directory = pair.before.directory
+        acceptor = Acceptor(1, 0.0, pair.shell.resumable.key)
+        assert directory.successor() == Successor(str(pair.second))
+        assert await later_controller(directory, acceptor, "") is None, "the standby follows"
+        pair.cut()
+        shell = await pair.taken_over()
+        stranger = Acceptor(1, 0.0, b"the key of another cluster")
+        assert await later_controller(directory, stranger, "") is None
+        assert await later_controller(directory, acceptor, "") == Successor(str(pair.second), 1000)
+        for server in pair.servers:
+            server.close()
+        assert await later_controller(directory, acceptor, "") == Successor(str(pair.second), 1000), "it is recorded"
+        shell.stop()
+
+    play(scene)
+
+
 def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over(play):
     async def scene(pair: Pair) -> None:
         await pair.is_followed_closely()
@@ -224,6 +246,7 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
         await pair.mend()
         await asyncio.wait_for(pair.stopped.wait(), 60)
         assert pair.shell.superseded_by == 1000
+        assert pair.before.directory.successor() == Successor(str(pair.second), 1000)
         assert not pair.proxy.lost
         assert not pair.worker.lost
         shell.stop()

@@ -22,6 +22,7 @@ from atoll.journal.journal import Journal, recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
+from atoll.journal.successor import NAME, Successor
 from atoll.protocol import events as e
 from tests.file_limits import no_more_files
 
@@ -523,3 +524,46 @@ def test_turns_that_change_places_or_files_are_not_read():
         FileCipher(key, new_salt()).open(first)
     with pytest.raises(JournalError):
         FileCipher(b"o" * 32, salt).open(first)
+
+
+# ---- the controller that may continue from a copy
+
+
+def until_named(found: Journal, standby: str) -> None:
+    until = time.monotonic() + 20.0
+    while not found.names(standby):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_journal_names_the_standby_until_its_cluster_ends(directory):
+    found = written(directory, 1)
+    assert directory.successor() == found.successor == Successor()
+    for standby in ("tls://two:1", "tls://three:1"):
+        until_named(found, standby)
+        assert directory.successor() == found.successor == Successor(standby)
+    assert Journal(directory, 2, 2, lambda: b"").successor == Successor("tls://three:1")
+    found.end()
+    assert directory.successor() == Successor()
+
+
+def test_a_journal_that_was_superseded_says_so_until_its_files_are_removed(directory):
+    found = written(directory, 1)
+    found.names("tls://two:1")
+    found.superseded(1000)
+    found.close()
+    assert directory.successor() == Successor("tls://two:1", 1000)
+    directory.clear()
+    assert directory.successor() == Successor()
+
+
+def test_a_standby_is_relied_on_although_the_disk_rejects_its_name(directory, caplog):
+    found = written(directory, 1)
+    (directory.path / NAME).mkdir()
+    until_named(found, "tls://two:1")
+    assert "cannot record the standby at tls://two:1 in the journal's directory" in caplog.text
+
+
+def test_a_record_of_a_successor_that_cannot_be_read_counts_as_none(directory):
+    (directory.path / NAME).write_bytes(b"{")
+    assert directory.successor() == Successor()

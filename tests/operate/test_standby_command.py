@@ -19,7 +19,7 @@ from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.security.join_token import read_join
 from atoll.wire.address import parse_address
 from scripts.soak.controllers import is_of_controller
-from tests.cluster_process import User, eventually, free_port
+from tests.cluster_process import User, eventually, finish, free_port
 
 WITHOUT_XLA = ("--platform", "null")
 
@@ -95,6 +95,48 @@ def test_a_standby_that_has_ended_with_its_cluster_says_so(user, tmp_path):
     assert eventually(lambda: user.leftovers() == []), user.leftovers()
     runs = user.atoll("logs", "--runs", "--name", "spare").check().stdout
     assert "the cluster that it followed has ended" in " ".join(runs.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_standby_has_taken_over_is_not_continued_from_the_old_journal(user, tmp_path):
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    kept = ("--authority", str(tmp_path / "authority"))
+    up = ("up", "--engine", "hosts", "--islands", "3x1x1", "--listen", first, *kept, *WITHOUT_XLA)
+    up += ("--journal", str(tmp_path / "1"), "--continue", "--host-join-file", str(tmp_path / "hosts"))
+    starting = user.start_atoll(*up)
+    assert eventually((tmp_path / "hosts").exists)
+    hosts = [user.start_atoll("host", "--join", str(tmp_path / "hosts")) for _ in range(3)]
+    finish(starting).check()
+    controller = user.process("atoll.controller_process.controller_main")
+    engine = user.process("atoll.engines.engine_main")
+    follows = ("up", "--standby", first, "--listen", second, *kept, "--journal", str(tmp_path / "2"))
+    user.atoll(*follows, "--name", "spare").check()
+    is_followed = f"the standby at tls://{second} follows"
+    assert eventually(lambda: is_followed in user.atoll("status").check().stdout, pause=0.3)
+
+    for each in (engine, controller):
+        each.kill()
+
+    def has_taken_over() -> bool:
+        answer = user.atoll("status", "--json", "--name", "spare")
+        return answer.returncode == 0 and is_of_controller(answer.stdout)
+
+    assert eventually(has_taken_over, pause=0.3)
+    for foreground in ((), ("--foreground",)):  # the second start is that of a controller that nobody tries to notify
+        refused = user.atoll(*up, *foreground)
+        assert refused.returncode == 78, refused.stderr
+        assert f"the controller ended: the standby at tls://{second} has taken over" in refused.stderr
+        advice = f"run the command with --standby {second}, and with another --journal instead of --continue"
+        assert advice in refused.stderr
+    back = ("up", "--standby", second, "--listen", first, *kept, "--journal", str(tmp_path / "3"))
+    assert f"follows the controller at tls://{second}" in user.atoll(*back).check().stderr
+    user.atoll("down", "--name", "spare").check()
+    for host in hosts:
+        finish(host).check()
+    ended = user.atoll(*up)
+    assert ended.returncode == 78
+    assert "If its cluster has ended, run the command once without --continue" in ended.stderr
 
 
 @pytest.mark.skipif(not int(os.environ.get("ATOLL_TEST_TAKEOVERS", "0")), reason="make restarts")

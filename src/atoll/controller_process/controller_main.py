@@ -20,6 +20,7 @@ from atoll.controller_process.controller_options import (
     CANNOT,
     CANNOT_RESTART,
     FAILED,
+    FOLLOWED,
     RUNS,
     SUPERSEDED,
     ControllerFailedError,
@@ -33,6 +34,7 @@ from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell, ShellState, new_controller
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
+from atoll.controller_process.successor_probe import later_controller
 from atoll.controller_process.takeover import first_term, transitions_of
 from atoll.errors import AtollError, IncompatibleJournalError, JournalError, SupersededError
 from atoll.leadership.election import Claim
@@ -149,7 +151,7 @@ class _ControllerProcess:
         journal = self._options.journal
         if restarted is None:
             make_ended = partial(self._make_shell, ends=asyncio.Event(), is_served=False)
-            end_killed_cluster(journal, make_ended, self._may_persist)
+            await end_killed_cluster(journal, make_ended, self._may_persist, self._options.directory)
         before = restarted or JournalRecovery(journal, restarts=False)
         keeper = self._keeper
         if keeper is not None:
@@ -157,12 +159,24 @@ class _ControllerProcess:
                 await asyncio.to_thread(keeper.advance, transitions_of(before.last_term) + 1)
             before.raise_term(first_term(keeper.transitions))
             keeper.start()
-        shell = self._make_shell(before.state(self._make_controller))
+        state = before.state(self._make_controller)
+        if restarted is not None and keeper is None:  # otherwise the lease decides who serves
+            await self._check_not_superseded(restarted, state)
+        shell = self._make_shell(state)
         try:
             before.begin(shell)
         except OSError as error:
             raise JournalError(f"cannot write the journal in {journal}: {error.strerror}") from None
         return shell
+
+    async def _check_not_superseded(self, journal: JournalRecovery, state: ProcessState) -> None:
+        """Raise SupersededError if a standby of the journal's controller has taken over from it."""
+        later = await later_controller(journal.directory, state.acceptor, self._options.directory)
+        if later is None:
+            return
+        if later.address:
+            report(self._options.ready_fd, FOLLOWED + later.address.encode() + b"\n")
+        raise SupersededError(f"the controller of term {later.term} has taken over")
 
     async def _end(self, shell: ControllerShell) -> None:
         """End the cluster, unless another controller or the next engine continues it.

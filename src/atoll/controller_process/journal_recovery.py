@@ -32,13 +32,14 @@ def load_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellDump]:
 class JournalRecovery:
     """The state that a journal's directory has of the previous controller, if this one continues from it.
 
-    `last_term` is the term of that controller, or 0. The next one is `term`, unless `raise_term` is called first.
+    `directory` is that of the journal. `last_term` is the term of that controller, or 0. The next one is `term`, unless
+    `raise_term` is called first.
     Raises JournalError if the journal is unreadable or, with `restarts`, empty.
     """
 
     def __init__(self, path: str, *, restarts: bool) -> None:
         self._began = time.monotonic()
-        self._directory = Directory(path)
+        self.directory = Directory(path)
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
         self.last_term = 0
@@ -46,15 +47,15 @@ class JournalRecovery:
         self._events = 0
         if restarts:
             try:
-                self._found = recover(self._directory)
+                self._found = recover(self.directory)
             except OSError as error:
                 raise JournalError(f"the journal in {path} cannot be read: {error}") from None
             if self._found is None:
                 raise JournalError(f"the journal in {path} contains no snapshot to restart from")
             self.last_term = self._found.term
             return
-        persisted = persisted_in(self._directory.path)
-        self._directory.clear()
+        persisted = persisted_in(self.directory.path)
+        self.directory.clear()
         if persisted is not None:
             self._persisted, self.last_term = persisted
 
@@ -72,7 +73,7 @@ class JournalRecovery:
         if self._found is None:
             dump = decode_shell(self._persisted.shell) if self._persisted is not None else None
             return ProcessState(make(), dump, self.term)
-        state = ProcessState(*load_snapshot(self._found.payload, str(self._directory.path)), self._found.term)
+        state = ProcessState(*load_snapshot(self._found.payload, str(self.directory.path)), self._found.term)
         for turn in self._found.decoded_turns():
             state.replay(turn)
             self._events += len(turn)
@@ -82,10 +83,10 @@ class JournalRecovery:
         """Begin the shell of the state. It keeps the journal from now on."""
         found, term = self._found, self.term
         if found is None:
-            shell.keep_journal(self._directory, term).begin()
+            shell.keep_journal(self.directory, term).begin()
             self._start(shell)
             return
-        shell.keep_journal(self._directory, term, found.last_number + 1).open_segment(self._events)
+        shell.keep_journal(self.directory, term, found.last_number + 1).open_segment(self._events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
         _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, self._events, seconds)
@@ -95,7 +96,7 @@ class JournalRecovery:
         if self._persisted is None:
             shell.start()
             return
-        persisted = self._directory.path / NAME
+        persisted = self.directory.path / NAME
         self._persisted.cluster.check(shell.controller.settings, str(persisted))
         shell.start(self._persisted.sessions, self._persisted.secrets)
         shell.flush_now()

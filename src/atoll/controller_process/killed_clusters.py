@@ -15,6 +15,7 @@ from atoll.controller_process.journal_recovery import load_snapshot
 from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.spilled_files import SpilledFiles
+from atoll.controller_process.successor_probe import later_controller
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
@@ -24,8 +25,13 @@ from atoll.missing import exists
 _log = logging.getLogger(__name__)
 
 
-def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
+async def end_killed_cluster(
+    path: str, make_shell: Callable[[ProcessState], ControllerShell], persist: bool, authority: str = ""
+) -> None:
     """End the cluster whose journal is in the directory, if there is one. With `persist`, persist its sessions.
+
+    If a standby has taken over, the cluster continues there with its sessions and files, and only the journal is
+    removed. `authority` is the directory with the certificate authority with which to ask the standby.
 
     `make_shell` makes a shell that serves the cluster's last state. Afterwards the directory has no journal, and the
     file of persisted sessions if there are any. The files of a damaged journal are then in its directory DAMAGED.
@@ -39,7 +45,7 @@ def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], Controlle
             is_killed = bool(directory.snapshots() or directory.segments())
             has_persisted = exists(directory.path / NAME)
         if is_killed:
-            _end(directory, make_shell, persist, has_persisted)
+            await _end(directory, make_shell, persist, has_persisted, authority)
     finally:
         directory.close()
 
@@ -56,8 +62,12 @@ def _explained(directory: Directory, what: str) -> Iterator[None]:
         ) from None
 
 
-def _end(
-    directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool, has_persisted: bool
+async def _end(
+    directory: Directory,
+    make_shell: Callable[[ProcessState], ControllerShell],
+    persist: bool,
+    has_persisted: bool,
+    authority: str,
 ) -> None:
     if has_persisted:
         # Nothing has happened between this file and the journal: the first snapshot contains what the file has, and
@@ -73,8 +83,16 @@ def _end(
             found = _read(directory)
         if found is None:
             return
-        with _explained(directory, "that cluster cannot be ended now"):
-            _persist(directory, *found, make_shell, persist)
+        later = await later_controller(directory, found[0].acceptor, authority)
+        if later is not None:
+            _log.warning(
+                "%s contained the journal of a cluster that %s continues: this one is another cluster",
+                directory.path,
+                later,
+            )
+        else:
+            with _explained(directory, "that cluster cannot be ended now"):
+                _persist(directory, *found, make_shell, persist)
     with _explained(directory, "its files cannot be removed now"):
         directory.clear()
 

@@ -25,7 +25,7 @@ from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
-from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
+from atoll.controller_process.controller_options import CHARGED, FAILED, FOLLOWED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.incoming_connection import IncomingConnection, PeerServices
 from atoll.controller_process.process_state import (
@@ -251,11 +251,14 @@ class ControllerShell(StateMachine[ShellState]):
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
         self.enter(ShellState.SUPERSEDED)
         self.superseded_by = term
+        there = self.replication.successor
         if self.journal is not None:
+            self.journal.superseded(term)
             self.journal.close()
             self.journal = None
         self.replication.drop()
-        there = self.replication.successor
+        if there:
+            self._report(FOLLOWED + there[0].encode() + b"\n")
         for connection in list(self._connections.values()):
             if isinstance(connection, AcceptedConnection):
                 connection.hand_over(there)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from atoll._version import __version__
+from atoll.controller_process.controller_identities import own_identity
 from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
 from atoll.controller_process.process_state import ProcessState, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
@@ -30,9 +31,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.retries import Retry
 from atoll.security.access import token_for
-from atoll.security.enrollment import FromJoiner, Renewal
+from atoll.security.enrollment import FromJoiner
 from atoll.security.roles import Role
-from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -338,13 +338,8 @@ class Standby:
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:
     """Return the identities as a controller and towards one, from the cluster's CA; None without TLS."""
-
-    def made(address: str, role: Role, name: str) -> Identity | None:
-        if not parse_address(address).tls:
-            return None
-        authority = load_certificate_authority(options.directory)
-        identity = Identity(authority.certificate_for(role, name))
-        Renewal(identity, lambda: authority.certificate_for(role, name))
-        return identity
-
-    return made(options.listen, Role.CONTROLLER, "the controller"), made(options.standby, Role.ENGINE, "a standby")
+    listen, standby = parse_address(options.listen), parse_address(options.standby)
+    return (
+        own_identity(listen, options.directory, Role.CONTROLLER, "the controller"),
+        own_identity(standby, options.directory, Role.ENGINE, "a standby"),
+    )

@@ -133,11 +133,13 @@ class StandbyReplication:
 
     @property
     def successor(self) -> tuple[str, ...]:
-        """The address of the standby that was relied on last, which may have taken over.
+        """The address of the standby that was relied on last, also by an earlier process, which may have taken over.
 
         Peers may not know it anymore: a standby waits longer for hosts than this process relies on it.
         """
-        return (self._relied_on,) if self._relied_on else ()
+        journal = self._journal()
+        address = self._relied_on or (journal.successor.address if journal is not None else "")
+        return (address,) if address else ()
 
     def takeover_suspicion(self) -> str:
         """Return the reason not to serve peers that reconnect, which is that the standby may have taken over, or "".
@@ -265,13 +267,16 @@ class StandbyReplication:
     def _rely_on(self, standby: Connection) -> None:
         """Rely on the standby: first tell peers its address, and one heartbeat later tell the engine not to restart.
 
-        The record of an external lease must also name the standby.
+        The journal, and the record of an external lease, must also name the standby.
 
         If this process ends in between, both it and the standby continue, and their terms decide.
         """
         if self._announced != self._address:
             self._announced = self._address
             self._announce((self._address,))
+            return
+        journal = self._journal()
+        if journal is not None and not journal.names(self._address):
             return
         if self._lease is not None:
             self._lease.name_standby(self._address)

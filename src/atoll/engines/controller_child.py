@@ -88,6 +88,11 @@ class ControllerChild:
         """Whether the last controller has ended because another one has taken over."""
         return self._status == SUPERSEDED
 
+    @property
+    def followed_by(self) -> str:
+        """The address of the standby that follows the controller or has taken over from it, or "" if none is known."""
+        return self._followed_by
+
     def start_error(self, what: str, text: str, advice: str = "") -> ClusterError:
         """Return the error for the start of `what`, which failed because the last controller has ended."""
         kind = _KINDS.get(self._status, ClusterError)

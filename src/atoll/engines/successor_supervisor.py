@@ -18,7 +18,6 @@ from atoll.errors import ClusterError
 from atoll.security.start_security import advertised
 from atoll.wire.address import parse_address
 
-_WITH_STANDBY = "To follow it, run the command with --standby and its address, and with another --journal"
 _WITHOUT_CONTINUE = (
     "To begin a new cluster, run the command once without --continue: sessions on disk stay, and a damaged journal is "
     "set aside"
@@ -125,7 +124,8 @@ class SuccessorSupervisor:
         if not self._up.done():
             advice = ""
             if not self._standby:
-                advice = f". {_WITH_STANDBY if self._controller.was_superseded else _WITHOUT_CONTINUE}"
+                is_superseded = self._controller.was_superseded
+                advice = f". {_with_standby(self._controller.followed_by) if is_superseded else _WITHOUT_CONTINUE}"
             self._up.set_exception(self._controller.start_error(self._what, text, advice))
         if self._spare.supervisor is not None:  # it gives peers the reason
             self._spare.supervisor.controller_ended(text)
@@ -133,3 +133,12 @@ class SuccessorSupervisor:
         if not self._stop.is_set():
             self._reason = _CLUSTER_ENDED if self._controller.was_asked and self._standby else text
         self._stop.set()
+
+
+def _with_standby(address: str) -> str:
+    """Return how to follow the controller at `address`, or at an unknown one, that has taken over."""
+    given = f"--standby {address.removeprefix('tls://')}" if address else "--standby and its address"
+    return (
+        f"To follow it, run the command with {given}, and with another --journal instead of --continue. If its cluster "
+        "has ended, run the command once without --continue"
+    )

@@ -29,6 +29,8 @@ from atoll.cluster.held_directories import hold
 from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
+from atoll.journal.successor import NAME as SUCCESSOR
+from atoll.journal.successor import Successor, decode_successor, encode_successor
 from atoll.missing import MISSING
 from atoll.protocol.messages import PROTOCOL
 from atoll.security.user_key import user_key
@@ -255,8 +257,9 @@ class Directory(ReadableDirectory):
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove all snapshots and segments, because the cluster has ended."""
+        """Remove all snapshots and segments, because the cluster has ended, and the record of its successor."""
         self.forget_before(ALL)
+        self.forget_successor()
 
     def set_aside(self) -> Path:
         """Move all snapshots and segments to the directory DAMAGED, and return its path. Raises OSError.
@@ -282,6 +285,21 @@ class Directory(ReadableDirectory):
     def write_persisted(self, name: str, term: int, payload: bytes) -> None:
         """Write a file with this name beside the journal, atomically. Raises OSError."""
         write_whole(self.path / name, 0, term, payload, self._key)
+
+    def successor(self) -> Successor:
+        """Return the controller that may have continued from a copy of this journal; an empty record if none may."""
+        try:
+            return decode_successor((self.path / SUCCESSOR).read_bytes())
+        except OSError:
+            return Successor()
+
+    def forget_successor(self) -> None:
+        """Remove the record of a successor, because the cluster has ended. Raises OSError."""
+        (self.path / SUCCESSOR).unlink(missing_ok=True)
+
+    def write_successor(self, successor: Successor) -> None:
+        """Record the controller that may continue, or has continued, from a copy of this journal. Raises OSError."""
+        write_atomically(self.path / SUCCESSOR, encode_successor(successor), durable=True)
 
     def check_space(self, nbytes: int) -> None:
         """Raise OSError if the disk has no space for a file of `nbytes`."""

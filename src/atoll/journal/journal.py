@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import ALL, Directory, FileCipher, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
+from atoll.journal.successor import Successor
 from atoll.protocol.events import AnyEvent, JournalLoad
 
 _log = logging.getLogger(__name__)
@@ -72,6 +75,8 @@ class Journal:
         self._has_snapshots = True  # in the directory, once the journal has begun
         self._written_at = time.monotonic()  # when the last snapshot was complete
         self._pause = 0.0  # seconds for which the last fork took this process
+        self._successor = directory.successor()  # as recorded in the directory
+        self._naming: threading.Thread | None = None  # writes the record
 
     @property
     def wants_snapshot(self) -> bool:
@@ -105,6 +110,40 @@ class Journal:
         The first step raises JournalError, or OSError if the snapshot does not exist or is unfinished.
         """
         return self._directory.payload_of(number)
+
+    @property
+    def successor(self) -> Successor:
+        """The controller that may have continued from a copy of this journal; an empty record if none may."""
+        return self._successor
+
+    def names(self, standby: str) -> bool:
+        """Return whether the directory names this standby. Otherwise, begin to write its address there.
+
+        If the disk rejects that, the standby counts as named: it does not depend on this machine's disk.
+        """
+        if self._naming is not None and self._naming.is_alive():
+            return False
+        if self._successor.address == standby:
+            return True
+        self._successor = Successor(standby)
+        self._naming = threading.Thread(
+            target=self._write_successor, args=(self._successor,), name="successor", daemon=True
+        )
+        self._naming.start()
+        return False
+
+    def superseded(self, term: int) -> None:
+        """Record that another controller has taken over in `term`, so that no process continues from this journal."""
+        if self._naming is not None:
+            self._naming.join()
+        self._successor = msgspec.structs.replace(self._successor, term=term)
+        self._write_successor(self._successor)
+
+    def _write_successor(self, successor: Successor) -> None:
+        try:
+            self._directory.write_successor(successor)
+        except OSError as error:
+            _log.warning("cannot record %s in the journal's directory: %s", successor, error)
 
     def begin(self) -> None:
         """Write the first snapshot of this process, before other work depends on it. Raises OSError.
@@ -212,6 +251,7 @@ class Journal:
             if persisted:
                 self._directory.write_persisted(NAME, self.term, persisted)
             self._forget_before(ALL)
+            self._directory.forget_successor()
         except OSError as error:
             then = ". The next cluster with this journal persists them from it" if is_complete else ""
             _log.error("cannot persist suspended sessions for the next cluster: %s%s", error, then)

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from atoll.wire.connection import Connection
+from atoll.wire.resumption.accepted_link import CONTROLLERS, Acceptor
 from atoll.wire.resumption.link_messages import Resume
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection
@@ -130,3 +131,16 @@ def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer():
         dialer.connection.close()
 
     play(main)
+
+
+def test_only_a_controller_of_the_same_cluster_gets_the_term_that_serves():
+    acceptor = Acceptor(1000, 5.0, b"a key")
+    right = Resume(CONTROLLERS, acceptor.secret(CONTROLLERS), 1, 0, 0, 1)
+    answer = acceptor.answer_to_controller(right)
+    assert answer is not None
+    assert answer.term == 1000
+    for other in (
+        msgspec.structs.replace(right, secret=acceptor.secret(1)),
+        msgspec.structs.replace(right, number=1, secret=acceptor.secret(1)),
+    ):
+        assert acceptor.answer_to_controller(other) is None

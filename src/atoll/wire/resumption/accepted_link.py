@@ -50,6 +50,12 @@ class Acceptor:
             return None
         return ResumeRefused(f"this is term {self.term}, and term {message.term} has begun", final=False)
 
+    def answer_to_controller(self, message: Resume) -> ResumeRefused | None:
+        """Return the answer to an earlier controller that asks who serves, or None for other peers."""
+        if message.number != CONTROLLERS or not self.is_secret_of(message):
+            return None
+        return ResumeRefused(f"term {self.term} serves here", final=True, term=self.term)
+
     def refusal(self, message: Resume, link: AcceptedLink | None, role: str) -> ResumeRefused | None:
         """Return the reason why a peer with `role` must not resume the link with the number in its message, if any."""
         if link is None or not self.is_secret_of(message):

@@ -62,12 +62,14 @@ class ResumeRefused(LinkMessage, frozen=True, tag=4):
     """Refuse to resume the connection. If `final`, no other process resumes it either.
 
     As the answer to the first message of a new connection, it is not final: the sender admits nobody now. If `spares`
-    is not 0, it is also not final for a link whose token allows at least this many seconds.
+    is not 0, it is also not final for a link whose token allows at least this many seconds. As the answer to an earlier
+    controller, `term` is that of the sender, which has taken over.
     """
 
     reason: str
     final: bool
     spares: float = 0.0
+    term: int = 0
 
 
 class Acknowledge(LinkMessage, frozen=True, tag=5):

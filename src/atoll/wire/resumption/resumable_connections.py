@@ -233,6 +233,10 @@ class ResumableConnections:
             self._refuse(transport, later)
             self._on_superseded(message.number, message.term)
             return
+        answer = self._acceptor.answer_to_controller(message)
+        if answer is not None:
+            self._refuse(transport, answer)
+            return
         suspicion = self._takeover_suspicion()
         if suspicion:
             self._refuse(transport, ResumeRefused(suspicion, final=False))
