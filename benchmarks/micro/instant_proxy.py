@@ -161,6 +161,12 @@ class InstantSession:
         self._contents[shard] = self._contents[request.array]
         response.disassemble_into_single_device_arrays.arrays.append(shard)
 
+    def _fully_replicated_shard(self, request: Any, response: Any) -> None:
+        shard = request.result or next(self._minted)
+        self._specs[shard] = self._specs[request.array]
+        self._contents[shard] = self._contents[request.array]
+        response.fully_replicated_shard.array = shard
+
     def _check_value_ready(self, request: Any, response: Any) -> None:
         response.check_value_ready.SetInParent()
 

@@ -131,6 +131,7 @@ def test_a_crash_of_the_compiler_is_an_error_of_that_compilation_alone(
     assert worker_processes(cluster) == before
 
 
+@pytest.mark.skipif(not hostile.DIVIDES_BY_ZERO, reason="this XLA compiles the module")
 def test_values_that_do_not_fit_are_exhausted_memory_each_time(ana: RemotePython) -> None:
     for _ in range(4):  # more than the crashes after which a tenant cannot compile for a while
         with pytest.raises(RemoteError, match=r"RESOURCE_EXHAUSTED: Out of memory allocating 4398046511104 bytes"):

@@ -256,11 +256,19 @@ def is_cluster_name(text: str) -> bool:
 def standing_clusters() -> list[ClusterRecord]:
     """Return this user's running standing clusters. Unlike `ClusterRegistry`, creates and removes nothing."""
     found = []
-    for file in sorted(registry_directory().glob(f"*/{RECORD_FILE}")):
+    for file in _records_in(registry_directory(), "*"):
         with contextlib.suppress(*MISSING, msgspec.MsgspecError):
             if file.stat().st_uid == os.getuid():
                 found.append(_read(file.parent))
     return [each for each in found if each is not None and each.is_here and each.is_alive]
+
+
+def _records_in(base: Path, pattern: str) -> list[Path]:
+    """Return where the directories in `base` with these names have their records, in order.
+
+    A pattern with the name of the file would omit some files that cannot be examined, depending on Python's version.
+    """
+    return [directory / RECORD_FILE for directory in sorted(base.glob(pattern))]
 
 
 def register_embedded(directory: Path, address: str, islands: str, platform: str, pid: int, label: str) -> None:
@@ -279,7 +287,7 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 def embedded_clusters() -> list[ClusterRecord]:
     """Return this user's running embedded clusters. Raises ClusterError if it is unknown whether one runs."""
     found = []
-    for file in sorted(file for base in sockets_bases() for file in base.glob(f"atoll-*/{RECORD_FILE}")):
+    for file in sorted(file for base in sockets_bases() for file in _records_in(base, "atoll-*")):
         with contextlib.suppress(*MISSING, msgspec.MsgspecError):
             if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
                 continue

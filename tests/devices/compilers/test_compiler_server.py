@@ -151,6 +151,7 @@ def test_a_module_that_ends_its_process_is_an_error_that_names_the_signal(
     assert next_compiles(server)
 
 
+@pytest.mark.skipif(not hostile.DIVIDES_BY_ZERO, reason="this XLA compiles the module")
 def test_a_value_that_xla_cannot_compile_is_too_large_and_no_crash(server: CompilerServer) -> None:
     process = server.take()
     with pytest.raises(StatusError) as refused:
