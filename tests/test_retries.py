@@ -85,10 +85,10 @@ def test_a_lasting_problem_is_logged_once_per_reason(caplog: pytest.LogCaptureFi
     problems = Reasons(logging.getLogger("atoll.test"))
     assert not problems
     for reason in ("away", "away", "refused", "away"):
-        problems.say(reason)
+        problems.log(reason)
     assert problems
     problems.solved()
-    problems.say("away")
+    problems.log("away")
     assert caplog.messages == ["away", "refused", "away"]
 
 

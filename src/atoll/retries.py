@@ -83,18 +83,18 @@ class Reasons:
     def __init__(self, log: logging.Logger, level: int = logging.WARNING) -> None:
         self._log = log
         self._level = level
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log the text, unless it was logged since the problem was last solved."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             self._log.log(self._level, "%s", text)
 
     def solved(self) -> None:
         """Log all reasons again if the problem returns."""
-        self._said.clear()
+        self._logged.clear()
 
     def __bool__(self) -> bool:
         """Return whether a problem was logged that is not solved."""
-        return bool(self._said)
+        return bool(self._logged)

@@ -11,7 +11,7 @@ HOSTS = (11, 12, 13)
 
 def heard_at(now: float) -> Takeover:
     takeover = Takeover()
-    takeover.heard(now)
+    takeover.received(now)
     return takeover
 
 
@@ -42,7 +42,7 @@ def test_while_the_controller_is_heard_nobody_takes_over():
         takeover.on_resume_attempt(100.1, host)
     assert not takeover.is_due(100 + LEASE_SECONDS - 0.1, HOSTS)
     assert takeover.is_due(100 + LEASE_SECONDS, HOSTS)
-    takeover.heard(103)
+    takeover.received(103)
     assert not takeover.is_due(103.1, HOSTS)
 
 

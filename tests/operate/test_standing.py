@@ -37,8 +37,8 @@ def on_ray(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterRec
 
 
 def test_the_sessions_that_stay_are_named_with_how_they_go_on() -> None:
-    said = StopReply(((3, "session 3 (train.py)"), (7, "session 7 (41)")), 86_400.0)
-    assert Ended(5, said=said).persisted == [
+    reply = StopReply(((3, "session 3 (train.py)"), (7, "session 7 (41)")), 86_400.0)
+    assert Ended(5, reply=reply).persisted == [
         "suspended on disk, 24 h at most: session 3 (train.py), session 7 (41)",
         "  to resume: `atoll up` with the same --journal, then `atoll resume 3` and `atoll resume 7`",
         "  to end them: `atoll up` with the same --journal, then `atoll down --all`",

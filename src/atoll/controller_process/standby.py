@@ -181,7 +181,7 @@ class Standby:
         if not self._has_snapshot:
             self._state = None  # the state from an earlier connection is outdated
             self._progress.copies()
-        self._takeover.heard(self._loop.time())
+        self._takeover.received(self._loop.time())
         match message:
             case LogBatchChunk(content=content, is_last=is_last):
                 self._turn.append(content)

@@ -88,7 +88,8 @@ class StandbyReplication:
         self._relied_on = ""  # the last address for which that was true
         self._heartbeats: deque[float] = deque()  # send times of unacknowledged heartbeats
         self._answered = 0  # acknowledged heartbeats
-        self._heard = 0.0  # send time of the last acknowledged one, because an acknowledgement may wait in a socket
+        # Send time of the last acknowledged one, because an acknowledgement may wait in a socket.
+        self._last_acknowledged = 0.0
         self._suspected_until = 0.0
         self._has_ended = False  # the cluster, so no other process must continue
         if lease is not None:
@@ -110,7 +111,7 @@ class StandbyReplication:
         self._snapshot_number, self._has_snapshot, self._stands_by = 0, False, False
         self._heartbeats.clear()
         self._answered = 0
-        self._heard = self._loop.time()
+        self._last_acknowledged = self._loop.time()
         self._heartbeat(connection)
 
     def _refusal(self, connection: Connection, hello: m.Hello) -> Status | None:
@@ -154,7 +155,7 @@ class StandbyReplication:
 
     def _standby_suspicion(self) -> str:
         now = self._loop.time()
-        if now < self._suspected_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
+        if now < self._suspected_until or (self._is_followed and now - self._last_acknowledged > LEASE_SECONDS):
             return f"the standby at {self._address} may have taken over: it is silent"
         return ""
 
@@ -201,7 +202,7 @@ class StandbyReplication:
     def _heartbeat(self, standby: Connection) -> None:
         if self._standby is not standby:
             return
-        silent = self._loop.time() - self._heard
+        silent = self._loop.time() - self._last_acknowledged
         most = _SILENT_SECONDS if self._is_followed else _CATCH_UP_SECONDS
         if silent > most:
             self._drop(standby, f"it was silent for {most:.0f} s")
@@ -261,7 +262,7 @@ class StandbyReplication:
         if isinstance(message, Acknowledge):
             while self._heartbeats and self._answered < message.pieced:
                 self._answered += 1
-                self._heard = self._heartbeats.popleft()
+                self._last_acknowledged = self._heartbeats.popleft()
             self._stands_by = self._stands_by or message.whole > 0
 
     def _rely_on(self, standby: Connection) -> None:

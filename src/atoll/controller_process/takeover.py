@@ -30,14 +30,14 @@ class Takeover:
     """A standby's knowledge of the controller and its hosts. Pure: callers pass times in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._heard = -math.inf
+        self._last_received = -math.inf
         self._is_lost = True
         self._is_fenced = False
         self._resume_attempts: dict[int, float] = {}  # by connection: when
 
-    def heard(self, now: float) -> None:
+    def received(self, now: float) -> None:
         """Record that something has arrived from the controller."""
-        self._heard, self._is_lost = now, False
+        self._last_received, self._is_lost = now, False
 
     def lost(self) -> None:
         """Record that the connection to the controller has ended."""
@@ -56,12 +56,12 @@ class Takeover:
 
         The lease, and not the number of peers, decides who continues.
         """
-        is_lost = self._is_lost or self._is_fenced or now - self._heard >= LEASE_SECONDS
+        is_lost = self._is_lost or self._is_fenced or now - self._last_received >= LEASE_SECONDS
         return is_lost and any(now - each <= RESUME_ATTEMPT_SECONDS for each in self._resume_attempts.values())
 
     def is_due(self, now: float, hosts: Collection[int]) -> bool:
         """Whether to take over now. `hosts` are the connections of the controller's hosts."""
-        silent = now - self._heard
+        silent = now - self._last_received
         if silent > KNOWS_SECONDS or not (self._is_lost or silent >= LEASE_SECONDS):
             return False
         there = [each for each in hosts if now - self._resume_attempts.get(each, -math.inf) <= RESUME_ATTEMPT_SECONDS]
@@ -87,18 +87,18 @@ class Reachability:
     """Which connections of a controller are alive. Pure: callers pass times in seconds of one clock."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[int, float]] = {}  # by connection: received bytes, and when the last arrived
+        self._received: dict[int, tuple[int, float]] = {}  # by connection: received bytes, and when the last arrived
 
     def counted(self, now: float, received: Mapping[int, int]) -> None:
         """Update the count of received bytes per connection. Forget connections that are not in `received`."""
-        heard = {}
+        latest = {}
         for connection, nbytes in received.items():
-            before = self._heard.get(connection)
-            heard[connection] = before if before is not None and before[0] == nbytes else (nbytes, now)
-        self._heard = heard
+            before = self._received.get(connection)
+            latest[connection] = before if before is not None and before[0] == nbytes else (nbytes, now)
+        self._received = latest
 
     def is_reachable(self, now: float, connection: int) -> bool:
-        _, when = self._heard.get(connection, (0, -math.inf))
+        _, when = self._received.get(connection, (0, -math.inf))
         return now - when <= LEASE_SECONDS
 
     def lost_majority(self, now: float, hosts: Collection[int], fenced: Collection[int]) -> bool:

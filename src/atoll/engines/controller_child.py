@@ -119,12 +119,12 @@ class ControllerChild:
     def _read(self) -> None:
         """Read the controller's state from its pipe, which ends with the process at the latest."""
         try:
-            said = os.read(self._readable, 4096)
+            output = os.read(self._readable, 4096)
         except BlockingIOError:
             return
-        if not said:
+        if not output:
             self._stop_reading()
-        for line in said.splitlines(keepends=True):
+        for line in output.splitlines(keepends=True):
             if line.startswith(FOLLOWED):
                 self._followed_by = line.removeprefix(FOLLOWED).decode(errors="replace").strip()
             elif line == ALONE:
@@ -135,11 +135,11 @@ class ControllerChild:
                 self._problem = line.removeprefix(CANNOT).decode(errors="replace").strip()
             elif line == CHARGED:
                 self._is_charged = True
-        if RUNS in said:
+        if RUNS in output:
             self._failures, self._has_run = 0, True
             self._options = replace(self._options, restarts=bool(self._options.journal))
             self._on_runs()
-        if READY in said or FOLLOWS in said:
+        if READY in output or FOLLOWS in output:
             self._on_ready()
 
     def _stop_reading(self) -> None:

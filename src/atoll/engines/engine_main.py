@@ -129,7 +129,7 @@ class _Parent:
             if self._options.left and exists(self._options.left):
                 return
         except OSError as error:
-            self._unknown.say(f"cannot find out whether the cluster outlives the process that started it: {error}")
+            self._unknown.log(f"cannot find out whether the cluster outlives the process that started it: {error}")
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._ended)
             return
         self.reason = "the process that started it has ended"
@@ -160,7 +160,7 @@ async def _keep_record(held: HeldDirectory) -> None:
                 _log.warning("another program has removed the cluster's record, which is written again")
             problems.solved()
         except OSError as error:
-            problems.say(f"cannot keep the cluster's record: {error}")
+            problems.log(f"cannot keep the cluster's record: {error}")
 
 
 def _check_sandbox() -> None:

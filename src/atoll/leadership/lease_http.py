@@ -85,8 +85,8 @@ class LeaseServer:
     def failure(self, request: str, status: int, reply: Any) -> LeaseError:
         """Return the error for a reply that says that a request failed."""
         message = reply.get("message") or reply.get("error") if isinstance(reply, dict) else None
-        said = f": {message[:200]}" if isinstance(message, str) else ""
-        return LeaseError(f"{self._what} at {self.address} answers {request} with status {status}{said}")
+        detail = f": {message[:200]}" if isinstance(message, str) else ""
+        return LeaseError(f"{self._what} at {self.address} answers {request} with status {status}{detail}")
 
     def _connected(self, deadline: float) -> socket.socket:
         """Return a connection to the first address of the server that accepts one. Raise OSError."""

@@ -256,7 +256,7 @@ class LeaseKeeper:
             self._problem = ""
         except LeaseError as error:
             self._problem = str(error)
-            self._problems.say(f"{error}; trying again every {RETRY_SECONDS:.0f} s")
+            self._problems.log(f"{error}; trying again every {RETRY_SECONDS:.0f} s")
             pause = RETRY_SECONDS
         if self.state is not before:
             self._report()

@@ -37,20 +37,20 @@ def reach(
     """
     if is_cluster_name(address):
         return reach_of(_named(address, records), for_hosts=for_hosts)
-    said = read_join(join) if join else join_of_environment()
+    join_token = read_join(join) if join else join_of_environment()
     if not address:
-        if said is None:
+        if join_token is None:
             raise AccessError("an address or a join token is required")
-        return Reach(said.address, said)
+        return Reach(join_token.address, join_token)
     parsed = parse_address(address)
     if parsed.is_unix:
         return Reach(parsed)
-    if said is None:
+    if join_token is None:
         record = _own(parsed, records)
         if record is not None:
             return reach_of(record, parsed, for_hosts)
-    if said is not None:
-        return Reach(parsed.secured(), replace(said, address=parsed.secured()))
+    if join_token is not None:
+        return Reach(parsed.secured(), replace(join_token, address=parsed.secured()))
     if parsed.tls or not is_insecure():
         raise no_identity(parsed, "the cluster", for_hosts)
     return Reach(parsed)

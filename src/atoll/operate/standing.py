@@ -359,18 +359,18 @@ class Ended:
 
     processes: int  # -1: unknown, because the cluster is not this user's on this machine
     forced: int = 0
-    said: StopReply = field(default_factory=StopReply)
+    reply: StopReply = field(default_factory=StopReply)
 
     @property
     def persisted(self) -> list[str]:
         """Lines that name the persisted sessions, if any, and explain how to resume them."""
-        if not self.said.persisted:
+        if not self.reply.persisted:
             return []
-        names = ", ".join(name for _, name in self.said.persisted)
-        numbers = " and ".join(f"`atoll resume {number}`" for number, _ in self.said.persisted)
+        names = ", ".join(name for _, name in self.reply.persisted)
+        numbers = " and ".join(f"`atoll resume {number}`" for number, _ in self.reply.persisted)
         again = "`atoll up` with the same --journal, then"
         return [
-            f"suspended on disk, {self.said.seconds / 3600:.3g} h at most: {names}",
+            f"suspended on disk, {self.reply.seconds / 3600:.3g} h at most: {names}",
             f"  to resume: {again} {numbers}",
             f"  to end them: {again} `atoll down --all`",
         ]
@@ -400,19 +400,19 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     record = target.record
     if record is None:
         with explained(target):
-            said = request_stop(target.address, token, target.join, all_sessions)
+            reply = request_stop(target.address, token, target.join, all_sessions)
         if not _until(lambda: not _listens(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
             )
-        return Ended(-1, said=said)
+        return Ended(-1, reply=reply)
     processes = len(record.pids())
-    agreed, said = True, StopReply()
+    agreed, reply = True, StopReply()
     if target.standby is not None:  # which answers no requests
         record.terminate()
     else:
         try:
-            said = request_stop(target.address, token, target.join, all_sessions)
+            reply = request_stop(target.address, token, target.join, all_sessions)
         except AccessError:
             raise
         except AtollError:
@@ -428,14 +428,14 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
             if not agreed and not record.refuses:
                 raise
         shutil.rmtree(directory, ignore_errors=True)
-        return Ended(-1, said=said)
+        return Ended(-1, reply=reply)
     if _until(lambda: not exists(directory) and not record.pids(), END_SECONDS):
-        return Ended(processes, said=said)
+        return Ended(processes, reply=reply)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):
         raise ClusterError(f"cluster {record.name}: processes {record.pids()} do not end")
     shutil.rmtree(directory, ignore_errors=True)
-    return Ended(processes, len(forced), said)
+    return Ended(processes, len(forced), reply)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:

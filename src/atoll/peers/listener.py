@@ -84,7 +84,7 @@ class Listener:
             except BlockingIOError:
                 continue
             except OSError as error:
-                problems.say(f"no connection can be accepted at {self.address} for now: {error}")
+                problems.log(f"no connection can be accepted at {self.address} for now: {error}")
                 self._close_oldest()
                 self._closing.wait(retry.next_pause())
                 continue

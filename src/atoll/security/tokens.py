@@ -32,23 +32,23 @@ class Tokens:
     host: str = ""
     tenants: Callable[[], Iterable[TenantSettings]] = tuple
 
-    def are_right(self, role: str, said: str) -> bool:
-        """Return whether `said` is the digest of the token for that role."""
+    def are_right(self, role: str, token_digest: str) -> bool:
+        """Return whether `token_digest` is the digest of the token for that role."""
         if not is_of_the_cluster(role):
-            return self.tenant_of(said) is not None
+            return self.tenant_of(token_digest) is not None
         expected = self.host or self.client
-        return not expected or hmac.compare_digest(said.encode(), expected.encode())
+        return not expected or hmac.compare_digest(token_digest.encode(), expected.encode())
 
-    def tenant_of(self, said: str) -> str | None:
-        """Return the name of the tenant whose token has the digest `said`; None if no tenant has it.
+    def tenant_of(self, token_digest: str) -> str | None:
+        """Return the name of the tenant whose token has the digest `token_digest`; None if no tenant has it.
 
         The cluster's own token is that of `default`, even if an operator has given it to another tenant as well.
         Otherwise `default` would lose its role until the cluster ends.
         """
-        if self.client and hmac.compare_digest(said.encode(), self.client.encode()):
+        if self.client and hmac.compare_digest(token_digest.encode(), self.client.encode()):
             return DEFAULT_NAME
         tenants = tuple(self.tenants())
-        found = whose(tenants, said)
+        found = whose(tenants, token_digest)
         if found is not None or self.client:
             return found
         has_others = any(tenant.name != DEFAULT_NAME for tenant in tenants)

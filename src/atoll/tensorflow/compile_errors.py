@@ -44,10 +44,10 @@ def translated(error: Exception, name: str) -> tf.errors.OpError:
     if (unsupported := _UNSUPPORTED.search(text)) is not None:
         op = unsupported["op"]
         if op == "_Retval":
-            said = f"XLA cannot compile {name}: it returns a tensor of strings"
+            problem = f"XLA cannot compile {name}: it returns a tensor of strings"
         else:
-            said = f"XLA cannot compile the op {op} in {name}{_at(frames)}"
-        return tf.errors.InvalidArgumentError(None, None, f"{said}. {_advice(op)}\n{text}")
+            problem = f"XLA cannot compile the op {op} in {name}{_at(frames)}"
+        return tf.errors.InvalidArgumentError(None, None, f"{problem}. {_advice(op)}\n{text}")
     if (constant := _CONSTANT.search(text)) is not None:
         op, number = constant["op"], constant["input"]
         why = f"its input {number} (such as a shape or an axis) must be constant, but depends on values at run time"
@@ -94,8 +94,8 @@ def check_lists(traced: Any, name: str) -> None:
 def check_results(traced: Any, name: str) -> None:
     for number, result in enumerate(traced.outputs):
         if result.dtype in (tf.string, tf.resource, tf.variant):
-            said = f"{name} returns a tensor of dtype {result.dtype.name} (result {number})"
-            raise tf.errors.InvalidArgumentError(None, None, f"{said}. {_advice('String')}")
+            problem = f"{name} returns a tensor of dtype {result.dtype.name} (result {number})"
+            raise tf.errors.InvalidArgumentError(None, None, f"{problem}. {_advice('String')}")
 
 
 def unsupported_result(traced: Any, number: int, name: str) -> tf.errors.OpError:
@@ -169,9 +169,9 @@ def _frames(op: Any) -> list[tuple[str, int, str]]:
     return [(frame.filename, frame.lineno, frame.name) for frame in op.traceback or ()]
 
 
-def _path(said: str) -> str:
+def _path(name: str) -> str:
     """Return an absolute path. TensorFlow omits the first slash."""
-    return said if os.path.exists(said) or not os.path.exists(f"/{said}") else f"/{said}"
+    return name if os.path.exists(name) or not os.path.exists(f"/{name}") else f"/{name}"
 
 
 def _at(frames: Sequence[tuple[str, int, str]]) -> str:

@@ -64,7 +64,7 @@ _LOOPBACK = "127.0.0.1"
 
 def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceBackend:
     """Open this host's devices, of the kind that its platform selects."""
-    heartbeat.say("imported what runs its devices")
+    heartbeat.report("imported what runs its devices")
     kind = kind_of(options.platform)
     open_backend = resolve_name(kind.backend)
     with heartbeat.waiting("opened its devices"):  # which waits for the other hosts of the island

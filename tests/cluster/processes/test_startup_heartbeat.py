@@ -59,7 +59,7 @@ def test_a_process_whose_cpu_time_cannot_be_read_is_not_killed() -> None:
 
 
 def test_what_it_said_last_is_named() -> None:
-    status, silence = end_of(f"{SIGNS}; signs.say('imported JAX'); time.sleep(60)")
+    status, silence = end_of(f"{SIGNS}; signs.report('imported JAX'); time.sleep(60)")
     assert status == -signal.SIGKILL
     assert "while it imported JAX" in silence
 
@@ -99,7 +99,7 @@ def test_the_parent_learns_that_a_process_is_ready_and_not_when_it_only_ends() -
             return await ended, bool(was_ready)
 
     assert asyncio.run(run(f"{SIGNS}; signs.ready(); time.sleep(600)")) == (-signal.SIGKILL, True)
-    assert asyncio.run(run(f"{SIGNS}; signs.say('imported JAX')")) == (0, False)
+    assert asyncio.run(run(f"{SIGNS}; signs.report('imported JAX')")) == (0, False)
 
 
 def test_who_is_stopped_is_killed_whatever_it_was_about_to_say() -> None:

@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.host_services.python import rendezvous
 from atoll.host_services.python.python_options import ProcessWorld, PythonHost, python_options
-from atoll.host_services.python.rendezvous import told_by_the_first
+from atoll.host_services.python.rendezvous import rendezvous_at_first_host
 from atoll.protocol.messages.python_messages import ClientSettings
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import bind
@@ -147,10 +147,10 @@ def test_the_port_is_kept_unless_somebody_else_has_it(
 ) -> None:
     monkeypatch.setattr(rendezvous, "_FREE_SECONDS", 0.1)
     island = Island()
-    meet = told_by_the_first(1, True, "127.0.0.1", lambda: island)
+    meet = rendezvous_at_first_host(1, True, "127.0.0.1", lambda: island)
     before = meet()
     assert meet() == before
     taken.append(bind(parse_address(before)))
     after = meet()
     assert after != before
-    assert told_by_the_first(1, False, "127.0.0.2", lambda: island)() == after
+    assert rendezvous_at_first_host(1, False, "127.0.0.2", lambda: island)() == after

@@ -204,10 +204,10 @@ class ClientChannel:
         if self.proxy.host:  # the proxy does not know the name by which this process reaches it
             address = replace(address, host=self.proxy.host)
         channel = DataChannel.connect(address, where.session, where.secret, timeout=seconds)
-        heard = Latch()
-        arguments = (channel, heard, lambda descriptor: self.small_writes.open(SlotWriter(descriptor)))
+        greeted = Latch()
+        arguments = (channel, greeted, lambda descriptor: self.small_writes.open(SlotWriter(descriptor)))
         threading.Thread(target=self._receive, args=arguments, name="atoll-callbacks", daemon=True).start()
-        if not heard.wait(seconds) or channel.is_closed:
+        if not greeted.wait(seconds) or channel.is_closed:
             channel.close()
             raise ConnectError(
                 f"the proxy at {address} did not answer on a connection for callbacks within {seconds:.0f} s"
@@ -235,14 +235,14 @@ class ClientChannel:
     def _receive(
         self,
         channel: DataChannel,
-        heard: Latch,
+        greeted: Latch,
         on_memory: OnMemory | None = None,
         is_dialed: bool = False,
     ) -> None:
         """Receive on a channel until it ends. If this process has dialed it, tell the proxy what has arrived."""
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-            heard.set()
+            greeted.set()
             if piece.feed in SCRIPT_FEEDS:
                 self.reads.take(piece.feed, content, piece.more, done)
                 proxy = self._channel  # the present one, because the channel may outlive that of its `Dial`
@@ -271,7 +271,7 @@ class ClientChannel:
                 channel.receive(on_piece, on_socket=self._take_direct, on_memory=on_memory)
         finally:
             channel.close()
-            heard.set()
+            greeted.set()
             if self._channel is channel:
                 self.small_writes.close()
             self._direct.pop(channel, None)

@@ -84,7 +84,7 @@ def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None
             note = PidFile.read(path)
             is_held = note is not None and note.held.pid == os.getpid() and note.holder.runs
         except OSError as error:
-            unknown.say(f"cannot find out which process holds this one, will retry: {error}")
+            unknown.log(f"cannot find out which process holds this one, will retry: {error}")
             loop.call_later(_LOOK_SECONDS, look, until)
             return
         if is_held and note is not None:

@@ -204,8 +204,8 @@ def how_it_ended(process: subprocess.Popen[bytes], words: ExitMessage, kills: Oo
     status = process.wait()
     how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
     how += kills.note(status)
-    said = words.text(seconds)
-    return how + (f"; its last lines:\n{said}" if said else "")
+    output = words.text(seconds)
+    return how + (f"; its last lines:\n{output}" if output else "")
 
 
 class LocalProcess:

@@ -20,7 +20,7 @@ import msgspec
 from atoll.decodable import decodable
 
 Options = TypeVar("Options")
-_TOLD_SECONDS = 0.5  # for a parent process to read a line
+_PARENT_READ_SECONDS = 0.5  # for a parent process to read a line
 
 
 def read_options(kind: type[Options]) -> Options:
@@ -47,7 +47,7 @@ def tell_parent(descriptor: int, line: msgspec.Struct) -> None:
     if descriptor >= 0:
         poller = select.poll()
         poller.register(descriptor, 0)  # an error when no process has the other end
-        poller.poll(_TOLD_SECONDS * 1000)
+        poller.poll(_PARENT_READ_SECONDS * 1000)
         os.close(descriptor)
 
 

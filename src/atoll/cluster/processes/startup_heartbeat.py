@@ -42,7 +42,7 @@ class StartupHeartbeat:
         """Return the heartbeat of this process, with a descriptor if a `StartingProcess` has started it."""
         return cls(int(sys.argv[2]) if len(sys.argv) > 2 else -1)
 
-    def say(self, activity: str) -> None:
+    def report(self, activity: str) -> None:
         """Send what the process does from now on, such as "imported JAX", for messages about a hang."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # nobody reads, or the pipe is full
@@ -55,7 +55,7 @@ class StartupHeartbeat:
 
         def repeat() -> None:
             while not over.is_set():
-                self.say(activity)
+                self.report(activity)
                 over.wait(SIGN_SECONDS)
 
         thread = threading.Thread(target=repeat, name="atoll-start", daemon=True)
@@ -69,7 +69,7 @@ class StartupHeartbeat:
     def ready(self) -> None:
         """End the heartbeat: the process has started, and its peers detect its silence from now on."""
         if self._descriptor >= 0:
-            self.say(_READY)
+            self.report(_READY)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -107,7 +107,7 @@ class ProcessActivity:
         try:
             return cpu_ticks(self._pid) + (switches(self._pid) if self._with_switches else 0)
         except OSError as error:
-            self._unknown.say(f"cannot detect whether process {self._pid} hangs: {error}")
+            self._unknown.log(f"cannot detect whether process {self._pid} hangs: {error}")
             return None
 
 
@@ -151,12 +151,12 @@ class StartingProcess(LocalProcess):
 
     def _read(self) -> None:
         try:
-            said = os.read(self._readable, 4096)
+            output = os.read(self._readable, 4096)
         except BlockingIOError:
             return
         self._has_spoken = True
-        if said:
-            self._did = said.decode(errors="replace").splitlines()[-1]
+        if output:
+            self._did = output.decode(errors="replace").splitlines()[-1]
         else:
             self._stop_watching()
             if self._did == _READY:  # otherwise the process has ended

@@ -32,7 +32,7 @@ from atoll.state.session import GangRun, Session
 # For the other hosts of a gang to end, after it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
 # Hosts reply once per second. A host that has been silent for longer may itself be the cause of a silent pair.
-_HEARD_SECONDS = 2.5
+_PRESENT_SECONDS = 2.5
 # For the loss of a host to become known after another host has lost its link to it: the engine knows the cause better.
 LINK_SECONDS = 2.0
 
@@ -287,8 +287,8 @@ class IslandRecovery:
         for pair, seconds in pairs.items():
             one, other = (self._resources.hosts.get(host) for host in pair)
             leases = self._leases
-            heard = all(leases.has(host) and leases.silence(host, now) < _HEARD_SECONDS for host in pair)
-            if one is not None and other is not None and one.island == other.island and heard:
+            are_present = all(leases.has(host) and leases.silence(host, now) < _PRESENT_SECONDS for host in pair)
+            if one is not None and other is not None and one.island == other.island and are_present:
                 machines = min(one.machine, other.machine), max(one.machine, other.machine)
                 is_again = all(machines) and machines in self._divided
                 self._divided = dict(list(self._divided.items())[-_MOST_DIVIDED:]) | {machines: now}

@@ -77,7 +77,7 @@ class HostAgent:
         self._link: Connection | None = None
         self._identity: Identity | None = None
         self._addresses = PeerAddresses(options.controller)
-        self._is_heard = False  # whether the engine has sent a message on this connection
+        self._has_engine_message = False  # whether the engine has sent a message on this connection
         self._lost = asyncio.Event()  # set when the connection is lost
         self._over = asyncio.Event()  # set when the agent ends
         self._problem: AtollError | None = None
@@ -136,13 +136,13 @@ class HostAgent:
             if not self._is_refused:
                 self._retry.reset()  # the controller may start at any time
             await self._sleep(self._retry.next_pause())
-            if self._is_heard:
+            if self._has_engine_message:
                 self._addresses.answered(address)
                 return
 
     async def _connect_to(self, controller: Address, seconds: float) -> None:
         self._lost.clear()
-        self._is_heard = self._is_refused = False
+        self._has_engine_message = self._is_refused = False
         try:
             if self._identity is None:
                 name = f"the host agent of {self._options.machine}"
@@ -183,11 +183,11 @@ class HostAgent:
 
     def _handle_link(self, message: AnyLinkMessage) -> None:
         if isinstance(message, AlternateAddresses):
-            self._addresses.told(message, self._identity)
+            self._addresses.replace_alternates(message, self._identity)
 
     def _unheard(self) -> None:
         """Disconnect from a controller, or a former one, that accepts connections but has no engine."""
-        if not self._is_heard:
+        if not self._has_engine_message:
             self._say("the cluster is silent")
             self._lost.set()
 
@@ -198,7 +198,7 @@ class HostAgent:
             return
 
     def _say(self, text: str) -> None:
-        self._problems.say(f"{text}; trying again")
+        self._problems.log(f"{text}; trying again")
 
     def _find_addresses(self, link: Connection, dialed: Address) -> None:
         options = self._options
@@ -286,8 +286,8 @@ class HostAgent:
                 self._dismissed(message)
 
     def _joined(self) -> None:
-        if not self._is_heard:
-            self._is_heard = True
+        if not self._has_engine_message:
+            self._has_engine_message = True
             self._worker.controller_is_at(self._dialed, self._controller)
         if self._problems or not self._leases.has(_ENGINE):
             self._problems.solved()

@@ -100,8 +100,8 @@ def rank_slot_of(environment: Mapping[str, str], island: int | None = None, rank
         return RankSlot(_or_any(island), _or_any(rank))
     for of_island, of_rank in _LAUNCHERS:
         if of_rank.text(environment) or (of_island is ISLAND and ISLAND.text(environment)):
-            said = of_island.get(environment) if of_island is not None else None
-            return RankSlot(_or_any(said), _or_any(of_rank.get(environment)))
+            island_number = of_island.get(environment) if of_island is not None else None
+            return RankSlot(_or_any(island_number), _or_any(of_rank.get(environment)))
     return RankSlot()
 
 

@@ -129,7 +129,7 @@ class EngineActor:
     def __init__(self, journal: str = "") -> None:
         self._engine: _Engine | None = None
         self._is_up = self._is_awaited = False
-        self._was_told = threading.Event()
+        self._start_reported = threading.Event()
         self._note = Path(journal) / NOTE if journal else None
         if self._note is not None:
             self._take_over(self._note)
@@ -217,7 +217,7 @@ class EngineActor:
             engine.process.end()
             return Up(str(error), engine.last_messages())
         finally:
-            self._was_told.set()
+            self._start_reported.set()
 
     def ended(self) -> tuple[str, bool]:
         """Return the fields of `EngineEnd` when the engine has ended. If it was adopted, the reason is unknown."""
@@ -245,7 +245,7 @@ class EngineActor:
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if not self._is_up:
-            self._was_told.wait(_LINGER_SECONDS)
+            self._start_reported.wait(_LINGER_SECONDS)
         self._end_later(_DELIVERY_SECONDS)
 
     def _end_later(self, seconds: float = _LINGER_SECONDS) -> None:

@@ -138,7 +138,7 @@ class Placement:
                 self._set_texts(dict.fromkeys(self._wanted_now(), str(error)))
             except Exception as error:  # any of Ray's errors, such as while its head restarts
                 text = f"a call to Ray failed: {described(error)}"
-                self._problems.say(text)
+                self._problems.log(text)
                 self._set_texts(dict.fromkeys(self._wanted_now(), text))
             self._awake.wait(_LOOK_SECONDS)
             self._awake.clear()

@@ -12,7 +12,7 @@ from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
-from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, Worlds, nowhere, told_by_the_first
+from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, Worlds, nowhere, rendezvous_at_first_host
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.wire.address import parse_address
 
@@ -99,7 +99,7 @@ def python_options(
         return options, nowhere
     if parse_address(host.data_address).is_unix:
         return options, lambda: f"unix:{directory}/meet"
-    return options, told_by_the_first(session, options.rank == 0, hostname, key_values)
+    return options, rendezvous_at_first_host(session, options.rank == 0, hostname, key_values)
 
 
 def _key_values(host: PythonHost, world: ProcessWorld | None) -> KeyValues:

@@ -19,7 +19,7 @@ from atoll.wire.sockets import free_address
 # StatusError if this host has left the world.
 Rendezvous = Callable[[], str]
 
-_TOLD_SECONDS = 60.0  # timeout for the first host to publish the address
+_PUBLISH_SECONDS = 60.0  # timeout for the first host to publish the address
 _FREE_SECONDS = 2.0  # timeout for the previous process to release the port
 _POLL_SECONDS = 0.05
 
@@ -48,7 +48,9 @@ def nowhere() -> str:
     return ""
 
 
-def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: Callable[[], KeyValues]) -> Rendezvous:
+def rendezvous_at_first_host(
+    session: int, is_first: bool, hostname: str, key_values: Callable[[], KeyValues]
+) -> Rendezvous:
     """Return a rendezvous at a port of the first host, which has the address `hostname`."""
     key = f"atoll/python/{session}"
     chosen = ""
@@ -60,7 +62,7 @@ def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: C
             key_values().set(key, chosen)
         return chosen
 
-    return choose if is_first else lambda: key_values().get(key, _TOLD_SECONDS)
+    return choose if is_first else lambda: key_values().get(key, _PUBLISH_SECONDS)
 
 
 def _is_free_soon(text: str) -> bool:

@@ -14,7 +14,7 @@ import typer
 
 from atoll.errors import ClusterError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
-from atoll.operate.command.terminal import fail, say
+from atoll.operate.command.terminal import echo, fail
 
 _MOST_LINES = 20
 
@@ -61,7 +61,7 @@ def bundle(
     journal = partial(dump_of_journal, Path(record.journal)) if record is not None and record.journal else None
     try:
         for line in write_bundle(path, sources, run, os.environ, journal):
-            say(line)
+            echo(line)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
     print(path)

@@ -31,7 +31,7 @@ from atoll.operate.command.command_options import (
     up_settings,
     with_option_groups,
 )
-from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
+from atoll.operate.command.terminal import echo, end_on_signals, fail, terminal
 
 if TYPE_CHECKING:
     from atoll.controller_process.standby_status import StandbyStatus
@@ -208,7 +208,7 @@ def up(
         if settings.engine == "hosts":
             _say_how_hosts_join(standing, host_join_file)
         if settings.engine != "local":
-            say(f"  look:  atoll status{chosen}")
+            echo(f"  look:  atoll status{chosen}")
         with terminal.status(f"starting {settings.islands if not standby else 'a standby'} ..."):
             standing.wait()
     except AtollError:
@@ -218,17 +218,17 @@ def up(
         raise
     warnings = standing.warnings()
     if warnings:
-        say(f"messages of this start, which are also in `atoll logs{chosen}`:\n{warnings}")
+        echo(f"messages of this start, which are also in `atoll logs{chosen}`:\n{warnings}")
     if not foreground:
         standing.leave()  # first, because a failure to print must not end the cluster
     print(standing.record.reached_at, flush=True)
     _say_how_scripts_join(standing, options, join_file)
     if foreground:
-        say("  end:   Ctrl-C")
+        echo("  end:   Ctrl-C")
         _stay(standing, name)
     else:
-        say(f"  look:  atoll status{chosen}")
-        say(f"  end:   atoll down{chosen}")
+        echo(f"  look:  atoll status{chosen}")
+        echo(f"  end:   atoll down{chosen}")
 
 
 def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
@@ -238,7 +238,7 @@ def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Pa
     how = f"--join {quote(str(join_file or host_join_file(standing.directory)))}"
     if not parse_address(standing.record.address).tls:
         how = f"--address {standing.record.reached_at} --insecure"
-    say(f"waiting for hosts: `atoll host {how}` on each machine")
+    echo(f"waiting for hosts: `atoll host {how}` on each machine")
 
 
 def _say_how_scripts_join(
@@ -249,18 +249,18 @@ def _say_how_scripts_join(
 
     address, reached = parse_address(standing.record.address), quote(standing.record.reached_at)
     if options.standby:
-        say(f"standby {options.name} follows the controller at {options.standby}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
+        echo(f"standby {options.name} follows the controller at {options.standby}")
+        echo(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
     else:
         settings = options.settings
-        say(f"cluster {options.name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
+        echo(f"cluster {options.name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
+        echo(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
     if address.tls:
         where = str(client_join_file or join_file(standing.directory))
         source = "the file of its tenant" if TENANT_MARK in where else "that file"
-        say(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
+        echo(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
     elif not address.is_local:
-        say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
+        echo("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
 
 
 def _stay(standing: StandingCluster | StandingOnRay, name: str) -> None:
@@ -269,11 +269,11 @@ def _stay(standing: StandingCluster | StandingOnRay, name: str) -> None:
     try:
         end = standing.wait_for_end()
     except KeyboardInterrupt:
-        say("ending")
+        echo("ending")
     else:
         if not end.expected:
             raise ClusterError(f"cluster {name} has ended: {end.reason}")
-        say(f"cluster {name} has ended")
+        echo(f"cluster {name} has ended")
     finally:
         standing.end()
 
@@ -283,13 +283,13 @@ def _run_pair(options: StandingOptions, on_start: Callable[[StandingCluster | St
     from atoll.leadership.lease_address import open_lease
     from atoll.operate.controller_pair import ControllerPair
 
-    said = ""
+    last_text = ""
 
     def say_problem(text: str) -> None:
-        nonlocal said
-        if text != said:  # attempts continue
-            say(text)
-        said = text
+        nonlocal last_text
+        if text != last_text:  # attempts continue
+            echo(text)
+        last_text = text
 
     def on_up(standing: StandingCluster | StandingOnRay, follows: bool) -> None:
         print(standing.record.reached_at, flush=True)
@@ -300,9 +300,9 @@ def _run_pair(options: StandingOptions, on_start: Callable[[StandingCluster | St
     try:
         end = ControllerPair(options, open_lease(options.lease), on_start, on_up, say_problem).run()
     except KeyboardInterrupt:
-        say(f"leaving the cluster to {options.standby}")
+        echo(f"leaving the cluster to {options.standby}")
     else:
-        say(f"cluster {options.name} has ended: {end.reason}")
+        echo(f"cluster {options.name} has ended: {end.reason}")
 
 
 def _check_pair(lease: str, *, foreground: bool) -> None:

@@ -273,14 +273,14 @@ def given(islands: str | None, cluster: ClusterOptions) -> dict[str, Any]:
 
 def settings_of(islands: str | None, cluster: ClusterOptions) -> ClusterSettings:
     """Return the settings of a new cluster, from the options and then from the environment. Raises ClusterError."""
-    said, settings = given(islands, cluster), ClusterSettings.from_environment()
+    options, settings = given(islands, cluster), ClusterSettings.from_environment()
     tenants = tenants_file(cluster)
     if tenants is not None:
-        said["tenants"] = read_tenants(tenants)
+        options["tenants"] = read_tenants(tenants)
     file = cluster.cluster_file or CLUSTER_FILE.text()
     if file and islands is None:
-        return read_cluster_file(file, settings, said)
-    return msgspec.structs.replace(settings, **said)
+        return read_cluster_file(file, settings, options)
+    return msgspec.structs.replace(settings, **options)
 
 
 def tenants_file(cluster: ClusterOptions) -> Path | None:

@@ -15,7 +15,7 @@ import typer
 
 from atoll.errors import AtollError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
-from atoll.operate.command.terminal import fail, say, terminal
+from atoll.operate.command.terminal import echo, fail, terminal
 
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
@@ -236,7 +236,7 @@ def _say_wait(cluster: ClusterChoice, session: int) -> None:
 
     with contextlib.suppress(AtollError):
         for line in wait_lines(report_of(cluster.find(), token()), session):
-            say(line)
+            echo(line)
 
 
 def wait_lines(report: Mapping[str, Any], session: int) -> list[str]:

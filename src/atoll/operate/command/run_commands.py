@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
-from atoll.operate.command.terminal import say
+from atoll.operate.command.terminal import echo
 
 _WIDTH = 140  # without a terminal
 
@@ -30,10 +30,10 @@ def attach(
     try:
         record = follow(name, write)
     except KeyboardInterrupt:
-        say(f"{name} continues: `atoll attach {name}` follows it again")
+        echo(f"{name} continues: `atoll attach {name}` follows it again")
         return
     if record.status is None:
-        say(f"{name} was killed")
+        echo(f"{name} was killed")
     sys.exit(1 if record.status is None else record.status)
 
 

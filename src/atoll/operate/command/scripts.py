@@ -24,7 +24,7 @@ from atoll.operate.command.command_options import (
     token,
     with_option_groups,
 )
-from atoll.operate.command.terminal import end_on_signals, fail, say
+from atoll.operate.command.terminal import echo, end_on_signals, fail
 from atoll.security.join_token import read_join
 
 NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 126, 127, 130  # exit statuses, as of a shell
@@ -83,20 +83,20 @@ def run(
         env[ADDRESS.variable] = address
     if join:
         env[JOIN.variable] = str(read_join(join))
-    said = given(islands, cluster)
+    options = given(islands, cluster)
     if islands is not None:
         env.pop(CLUSTER_FILE.variable, None)
     elif cluster.cluster_file is not None:
         settings_of(islands, cluster)  # raises if the file is invalid
         env[CLUSTER_FILE.variable] = os.path.abspath(cluster.cluster_file)
-    env.update(environment_of(said))
+    env.update(environment_of(options))
     if detach:
         from atoll.operate.detached_scripts import start
 
         env.setdefault(DETACH.variable, f"{DEFAULT_DETACHED_SECONDS:.0f}")
         start(name, command, env)
         print(name)
-        say(f"  output:  atoll attach {name}\n  state:   atoll ps")
+        echo(f"  output:  atoll attach {name}\n  state:   atoll ps")
         return
     try:
         os.execvpe(command[0], command, env)
@@ -182,10 +182,10 @@ def proxy(
             signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which gets it as well
             return Script(command, {**os.environ, **variables})
         print(f"grpc://{where}", flush=True)
-        say(f"  run:   {' '.join(f'{name}={value}' for name, value in variables.items())} python train.py")
+        echo(f"  run:   {' '.join(f'{name}={value}' for name, value in variables.items())} python train.py")
         if not listen.is_local:
-            say("  note:  jaxlib's client does not support TLS: the token and all data travel unencrypted")
-        say("  end:   Ctrl-C")
+            echo("  note:  jaxlib's client does not support TLS: the token and all data travel unencrypted")
+        echo("  end:   Ctrl-C")
         return None
 
     end_on_signals()
@@ -195,7 +195,7 @@ def proxy(
         else:
             status = run_proxy(listen, str(existing.address), settings, up, existing.join, fail_on_loss)
     except KeyboardInterrupt:
-        say("the proxy has ended")
+        echo("the proxy has ended")
         if command:
             sys.exit(INTERRUPTED)
         return

@@ -15,14 +15,14 @@ _REPEAT_SECONDS = 0.05
 terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Write a line for people to standard error, because standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with one line of explanation and an exit status."""
-    say(f"atoll: {message}")
+    echo(f"atoll: {message}")
     sys.exit(status)
 
 

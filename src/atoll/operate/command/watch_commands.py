@@ -17,7 +17,7 @@ import typer
 from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.decodable import decodable
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
-from atoll.operate.command.terminal import end_on_signals, fail, say
+from atoll.operate.command.terminal import echo, end_on_signals, fail
 
 if TYPE_CHECKING:
     from atoll.operate.cluster_queries import Target
@@ -148,7 +148,7 @@ def web(
 
     def listening(port: int) -> None:
         print(f"{_base(where, port, security)}/?key={key}", flush=True)
-        say(f"anyone who has this URL can view the cluster {source.name}; Ctrl-C ends the page")
+        echo(f"anyone who has this URL can view the cluster {source.name}; Ctrl-C ends the page")
 
     _run(serve_page(Poller(source), where, key, listening, security))
 

@@ -89,7 +89,7 @@ class DialingLink(Link):
             case ResumeToken() if self.state in (S.OPENING, S.CONNECTED):
                 self._granted(message)
             case AlternateAddresses():
-                self._addresses.told(message, self._identity)
+                self._addresses.replace_alternates(message, self._identity)
             case Resumed() if self.state is S.RESUMING:
                 self._resumed(message)
             case ResumeRefused() if self.state is S.RESUMING:

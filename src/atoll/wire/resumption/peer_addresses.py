@@ -28,7 +28,7 @@ class PeerAddresses:
     def answered(self, address: Address) -> None:
         self._answered = (address,)
 
-    def told(self, message: AlternateAddresses, identity: Identity | None) -> None:
+    def replace_alternates(self, message: AlternateAddresses, identity: Identity | None) -> None:
         """Replace the alternate addresses, at which `identity` can also be renewed.
 
         Raise FrameError if one of them is invalid.
