@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.controller_lease import ControllerLease
@@ -42,7 +43,7 @@ class FakeCluster:
         self.losses = 0  # of hosts, as reported to the front end
         self.closed = False
         self.local: set[int] = set()  # hosts on the machine of the session
-        self.reads: list[tuple[int, int, int]] = []  # host, feed, handle of arrays that are requested from their host
+        self.reads: list[tuple[int, ReadWanted]] = []  # host and request
         self.far: dict[int, HostAccess] = {}  # hosts that the client's process can reach
         self._sent: list[Any] = []
         self.session = ClusterSession(
@@ -101,9 +102,9 @@ class FakeCluster:
     def is_local(self, host: int) -> bool:
         return host in self.local
 
-    def read_directly(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, wanted: ReadWanted) -> bool:
         if host in self.local:
-            self.reads.append((host, feed, handle))
+            self.reads.append((host, wanted))
         return host in self.local
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:

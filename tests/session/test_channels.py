@@ -270,13 +270,13 @@ def test_calls_of_a_client_that_takes_none_are_answered(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("lacks", ["", "is_local", "takes_reads", "has_space"])
 def test_an_array_is_requested_from_a_host_that_takes_the_request_at_once(monkeypatch: pytest.MonkeyPatch, lacks: str):
     async def play() -> None:
-        rig = Rig(monkeypatch)
-        assert not rig.channels.read_directly(0, 5, 77), "the host has no channel"
+        rig, wanted = Rig(monkeypatch), ReadWanted(5, 77)
+        assert not rig.channels.read_directly(0, wanted), "the host has no channel"
         await rig.open()
         if lacks:
             setattr(rig.latest, lacks, False)
-        assert rig.channels.read_directly(0, 5, 77) == (not lacks)
-        assert rig.latest.sent == ([] if lacks else [(first_call(0), encode(ReadWanted(5, 77)))])
+        assert rig.channels.read_directly(0, wanted) == (not lacks)
+        assert rig.latest.sent == ([] if lacks else [(first_call(0), encode(wanted))])
         rig.channels.close()
 
     asyncio.run(play())

@@ -23,6 +23,7 @@ from atoll.host_services.calls.call_messages import (
     DirectWanted,
     Landed,
     Raised,
+    ReadWanted,
     Released,
     Retained,
     Returned,
@@ -311,13 +312,14 @@ def test_an_array_that_a_host_cannot_send_at_once_is_read_in_the_other_way(
 ) -> None:
     first, others = SCRIPT_FEEDS.start, []
     cluster.local = {1}
-    assert not relay.read_directly(first, 2, 77, lambda: others.append(first)), "the client has no channel yet"
+    wanted = ReadWanted(first, 77)
+    assert not relay.read_directly(2, wanted, lambda: others.append(first)), "the client has no channel yet"
     channel = connected(relay)
     receiver = listening(channel)
-    assert not relay.read_directly(first, 0, 77, lambda: others.append(first)), "host 0 is on another machine"
+    assert not relay.read_directly(0, wanted, lambda: others.append(first)), "host 0 is on another machine"
     for feed in (first, first + 1):
-        assert relay.read_directly(feed, 2, 77, lambda feed=feed: others.append(feed))
-    assert cluster.reads == [(1, first, 77), (1, first + 1, 77)]
+        assert relay.read_directly(2, ReadWanted(feed, 77), lambda feed=feed: others.append(feed))
+    assert cluster.reads == [(1, ReadWanted(first, 77)), (1, ReadWanted(first + 1, 77))]
     give(relay, first_call(1), Unread((first + 1,)))
     assert others == [first + 1]
     give(relay, first_call(1), Unread((first + 1,)))  # the client can read it as well
@@ -333,7 +335,7 @@ def test_of_many_reads_the_first_have_no_other_way(cluster: FakeCluster, relay: 
     receiver = listening(channel)
     feeds = range(SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 300)
     for feed in feeds:
-        relay.read_directly(feed, 2, 77, lambda feed=feed: others.append(feed))
+        relay.read_directly(2, ReadWanted(feed, 77), lambda feed=feed: others.append(feed))
     give(relay, first_call(1), Unread((feeds[0], feeds[-1])))
     assert others == [feeds[-1]]
     assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((feeds[0],))]

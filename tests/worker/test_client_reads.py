@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.worker.client_reads import ClientReads
 from atoll.worker.store import COMPUTED, Buffer, MemoryHolds
 from tests.waiting import until
@@ -63,8 +64,10 @@ class Host:
             threading.Thread(target=work).start()
         return self.has_threads
 
-    def read(self) -> bool:
-        return self.reads.send(5, 77, self.buffer, self.start, lambda: self.not_sent.append(True))
+    def read(self, has_ended: bool = False) -> bool:
+        return self.reads.send(
+            5, ReadWanted(77, 1, has_ended=has_ended), self.buffer, self.start, lambda: self.not_sent.append(True)
+        )
 
 
 def test_an_array_is_sent_when_it_is_computed_and_not_donated_before() -> None:
@@ -95,13 +98,16 @@ def test_an_array_that_fails_is_read_otherwise(error: Exception) -> None:
     assert (host.sent, host.not_sent) == ([], [True])
 
 
-def test_an_array_is_refused_if_its_run_may_fail_after_it_is_ready() -> None:
+def test_an_array_whose_run_may_fail_later_is_refused_until_the_run_has_ended() -> None:
     array = LateArray()
-    array.computed.set()
     host = Host(array)
     host.buffer.may_fail_late = True
     assert not host.read()
-    assert host.sent == []
+    assert host.buffer.is_exclusive
+    assert host.read(has_ended=True)
+    array.computed.set()
+    until(lambda: host.buffer.is_exclusive)
+    assert host.sent == [(5, 77, CONTENTS.tobytes())]
 
 
 def test_an_array_is_refused_if_it_is_large_or_no_thread_is_left() -> None:

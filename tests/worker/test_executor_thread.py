@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import StatusError
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
@@ -81,7 +82,7 @@ def it_reports_what_is_complete_at_a_ping_while_the_next_unit_lasts(rig: Rig) ->
 
 
 def read(rig: Rig, handle: int) -> bool:
-    return rig.executor.read(rig.session, SCRIPT_FEEDS.start, handle, lambda: None)
+    return rig.executor.read(rig.session, ReadWanted(SCRIPT_FEEDS.start, handle), lambda: None)
 
 
 @BEHAVIOURS.add

@@ -255,11 +255,11 @@ class Channels:
             None if self._identity is None else self._identity.certificate,
         )
 
-    def read_directly(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, wanted: ReadWanted) -> bool:
         channel = self._open.get(host)
         if channel is None or not (channel.is_local and channel.takes_reads and channel.can_send_nowait(_DIRECT_BYTES)):
             return False
-        notice = encode(ReadWanted(feed, handle))
+        notice = encode(wanted)
         self._try(host, channel, lambda channel: channel.send(self._session, first_call(host), notice))
         return True
 

@@ -25,6 +25,7 @@ from atoll.host_services.calls.call_messages import (
     Dial,
     DirectWanted,
     Landed,
+    ReadWanted,
     Released,
     Retained,
     SlotsWanted,
@@ -208,15 +209,15 @@ class ClientRelay:
             error = Status(error.code, error.details.in_text(error.message))
         self._notify(Unread(feeds, error=error))
 
-    def read_directly(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
+    def read_directly(self, device: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
         """Request that the host of `device` sends the contents of a small array to the client.
 
         Return False if that is impossible. If the host does not send them, call `otherwise` on the session's thread.
         If the host is lost, the client is notified.
         """
-        if not self.is_local or not self._cluster.read_directly(device, feed, handle):
+        if not self.is_local or not self._cluster.read_directly(device, wanted):
             return False
-        self._otherwise[feed] = otherwise
+        self._otherwise[wanted.feed] = otherwise
         if len(self._otherwise) > _MOST_READS:  # the host has sent the contents of the oldest one, as a rule
             del self._otherwise[next(iter(self._otherwise))]
         return True

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Code, Kind, Status, StatusError, not_found
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
@@ -420,14 +421,14 @@ class ClusterSession:
         self._waits[number] = partial(self._sent, downloads)
         return number
 
-    def read_directly(self, device: int, feed: int, handle: int) -> bool:
+    def read_directly(self, device: int, wanted: ReadWanted) -> bool:
         """Request the contents of a small array from the host of `device`, which has it whole.
 
-        The host sends them to the client's process as `feed`, or notifies `CallbackHandler` with `Unread`. Return False
+        The host sends them to the client's process, or notifies `CallbackHandler` with `Unread`. Return False
         if the host is on another machine or cannot be asked without waiting.
         """
         (host,) = self.hosts_of((device,))
-        return self._channels.read_directly(host, feed, handle)
+        return self._channels.read_directly(host, wanted)
 
     def _sent(self, downloads: Sequence[Download | DirectDownload], status: Status) -> None:
         for each in downloads:

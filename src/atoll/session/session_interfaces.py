@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from atoll.errors import ConnectError, Status
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.wire.tls.identity import Certificate
 
 # The feed, a part of its contents, whether more will follow, and a function to call when the part has been read.
@@ -96,8 +97,8 @@ class DataChannels(Protocol):
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""
 
-    def read_directly(self, host: int, feed: int, handle: int) -> bool:
-        """Request the contents of an array from a host on this machine: see `call_messages.ReadWanted`.
+    def read_directly(self, host: int, wanted: ReadWanted) -> bool:
+        """Request the contents of an array from a host on this machine.
 
         Return False if that would wait, or if the host does not take such requests.
         """

@@ -12,6 +12,7 @@ from atoll.cluster.topology import Topology
 from atoll.devices.null.model import DEFAULT, MODELS, NullModel
 from atoll.devices.null.null_backend import Collectives
 from atoll.errors import ClusterError, Status
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.launch.policy import Policy
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient
@@ -178,7 +179,7 @@ class VirtualConnection:
     def is_local(self, host: int) -> bool:
         return False
 
-    def read_directly(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, wanted: ReadWanted) -> bool:
         return False
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:

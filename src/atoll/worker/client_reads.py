@@ -11,6 +11,7 @@ import numpy as np
 from atoll.devices.device import DeviceBackend
 from atoll.errors import invalid
 from atoll.host_services import host_data
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.host_services.slabs import row_major_parts
 from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
@@ -133,21 +134,22 @@ class ClientReads:
     def send(
         self,
         session: int,
-        feed: int,
+        wanted: ReadWanted,
         buffer: Buffer,
         start: Callable[[Callable[[], None]], bool],
         otherwise: Callable[[], None],
     ) -> bool:
         """Send the first shard of a small array, and return True. Return False if it cannot be sent.
 
-        Results of runs that may fail late are not sent: a launch reads them when their run has ended on all hosts.
+        Results of runs that may fail late are sent only if the proxy knows that the run has ended. Otherwise a launch
+        reads them, when their run has ended on all hosts.
 
         If the array is not ready, `start` has a thread send it, or returns False. If that thread cannot send it, it
         calls `otherwise`. The caller lets no unit start meanwhile, so none can donate the memory. Raise StatusError if
         the array was deleted.
         """
         array = live_array(buffer)
-        if buffer.may_fail_late or isinstance(array, FutureArray):
+        if isinstance(array, FutureArray) or (buffer.may_fail_late and not wanted.has_ended):
             return False
         if buffer.spec is None or buffer.spec.dtype == "string":
             return False
@@ -157,10 +159,10 @@ class ClientReads:
 
         def send(channel: DataChannel) -> None:
             contents = np.ascontiguousarray(np.asarray(shards[0]))
-            channel.send(session, feed, [host_data.bytes_of(contents)])
+            channel.send(session, wanted.feed, [host_data.bytes_of(contents)])
 
         if array.is_ready():
-            return self._try_send(session, feed, send)
+            return self._try_send(session, wanted.feed, send)
         release = self._holds.hold(buffer, len(shards))
 
         def send_later() -> None:

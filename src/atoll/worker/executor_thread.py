@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import CompletionWatcher
@@ -72,13 +73,13 @@ class ExecutorThread:
         self.submit = self._submissions.add
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
-    def read(self, session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
+    def read(self, session: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
         """Send a small array to the session's client, now or when it is ready, and return True. Safe on any thread.
 
         Return False if it cannot be sent, for example because the executor's thread is busy. If a thread that waits for
         the array cannot send it, it calls `otherwise`. Raise StatusError if the session does not have the array.
         """
-        return self._submissions.try_run(partial(self.plan_executor.read, session, feed, handle, otherwise))
+        return self._submissions.try_run(partial(self.plan_executor.read, session, wanted, otherwise))
 
     def _work(self) -> None:
         reporter, submissions = self.plan_executor.reporter, self._submissions

@@ -23,6 +23,7 @@ from itertools import chain, islice
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, not_found
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
@@ -132,7 +133,7 @@ class PlanExecutor:
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
 
-    def read(self, session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
+    def read(self, session: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
         """Send a small array to the session's client, and return True. Return False if it cannot be sent.
 
         If the array is not ready, another thread sends it, or calls `otherwise`. Items of the session that are blocked
@@ -142,7 +143,7 @@ class PlanExecutor:
         if store is None:
             return False
         start = partial(self._read_threads.try_submit, session)
-        return self._steps.client_reads.send(session, feed, store.get(handle), start, otherwise)
+        return self._steps.client_reads.send(session, wanted, store.get(wanted.handle), start, otherwise)
 
     def _share(self, message: m.ShareBuffers) -> None:
         """Share buffers between two sessions, at once. If a buffer is missing, its new handle has the error."""

@@ -96,7 +96,7 @@ class Worker:
             lambda session: data_port.to_proxy(session),
             options.host,
             lambda session, channel, on_answer: data_port.receive(session, channel, on_answer),
-            lambda session, feed, handle, otherwise: executor.read(session, feed, handle, otherwise),
+            lambda session, wanted, otherwise: executor.read(session, wanted, otherwise),
         )
         data_port = DataPort(
             address,

@@ -124,8 +124,9 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
     read: list[tuple[int, int, int]] = []
     feed = SCRIPT_FEEDS.start
 
-    def read_array(session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
-        read.append((session, feed, handle))
+    def read_array(session: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
+        handle = wanted.handle
+        read.append((session, wanted.feed, handle))
         if handle == 3:
             raise StatusError(Code.NOT_FOUND, "array 3 is not on this host")
         if handle == 4:

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.executables.program_executables import SmallWritingExecutable, WritingExecutable
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.ifrt.requests.contents_requests import put_small_contents, send_contents, write_contents
 from atoll.ir.program import HostBuffer, HostToDevice
 from atoll.ir.types import REPLICATED, ArraySpec, Replicated, Sharding, Tiled
@@ -69,12 +70,12 @@ class Relay:
     is_local = True
 
     def __init__(self) -> None:
-        self.reads: list[tuple[int, int, int]] = []
+        self.reads: list[tuple[int, ReadWanted]] = []
         self.otherwise: list[Callable[[], None]] = []
         self.unread: list[tuple[tuple[int, ...], Status]] = []
 
-    def read_directly(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
-        self.reads.append((feed, device, handle))
+    def read_directly(self, device: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
+        self.reads.append((device, wanted))
         self.otherwise.append(otherwise)
         return self.is_local
 
@@ -98,7 +99,7 @@ def test_an_array_that_is_known_to_be_ready_is_requested_from_its_host(rig: Rig,
     rig.end_waits(rig.take())
     assert rig.answer(op) is not None
     send_contents(rig.session, FEED, [7])
-    assert relay.reads == [(FEED, 2, 7)]
+    assert relay.reads == [(2, ReadWanted(FEED, 7, has_ended=True))]
     assert rig.take() == []
 
 
@@ -106,7 +107,7 @@ def test_a_small_replicated_array_is_requested_from_its_first_host(rig: Rig, rel
     rig.make(7, ArraySpec("int8", (16 << 10,), Sharding((2, 3), REPLICATED)))
     rig.session.arrays.records[7].ready = True
     send_contents(rig.session, FEED, [7])
-    assert relay.reads == [(FEED, 2, 7)]
+    assert relay.reads == [(2, ReadWanted(FEED, 7, has_ended=True))]
     assert rig.take() == []
 
 
@@ -173,7 +174,7 @@ def test_an_array_that_was_launched_a_while_ago_is_requested_from_its_host(rig: 
     rig.make(7, on(2))
     rig.session.arrays.records[7].made_at = -math.inf
     send_contents(rig.session, FEED, [7])
-    assert (relay.reads, rig.take()) == ([(FEED, 2, 7)], [])
+    assert (relay.reads, rig.take()) == ([(2, ReadWanted(FEED, 7, has_ended=False))], [])
 
 
 def test_after_an_early_read_in_vain_the_next_ones_are_launched(rig: Rig, relay: Relay) -> None:

@@ -127,12 +127,13 @@ class ReadWanted(msgspec.Struct, frozen=True, array_like=True, tag="g"):
     """A proxy's notice that asks a host for the contents of a small array, which the host has whole.
 
     The host sends them to the client's process as `feed`, one of SCRIPT_FEEDS, when the array is ready, or answers
-    `Unread` if it cannot.
+    `Unread` if it cannot. If `has_ended` is set, the run that made the array has ended on all hosts without an error.
     """
 
     feed: int
     handle: int
     arrays: tuple[ArrayType, ...] = ()
+    has_ended: bool = False
 
 
 class SlotsWanted(msgspec.Struct, frozen=True, array_like=True, tag="s"):

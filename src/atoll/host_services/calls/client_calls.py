@@ -82,7 +82,7 @@ class Calls:
     answers and notices to `answered` (see `peers.data_port.Answers`). A notice requests a small array, or a channel
     that bypasses the proxy. `receive` is as in `DirectChannels`.
 
-    `read(session, feed, handle, otherwise)` sends the contents of an array of the session to its client, and returns
+    `read(session, wanted, otherwise)` sends the contents of an array of the session to its client, and returns
     whether that is possible. If the array is not ready, they are sent later, or `otherwise` is called on any thread.
     """
 
@@ -91,7 +91,7 @@ class Calls:
         channel_of: Callable[[int], DataChannel],
         host: int,
         receive: Receive = receive_answers,
-        read: Callable[[int, int, int, Callable[[], None]], bool] | None = None,
+        read: Callable[[int, ReadWanted, Callable[[], None]], bool] | None = None,
     ) -> None:
         self._channel_of = channel_of
         self._host = host
@@ -257,7 +257,7 @@ class Calls:
                 self.unread(session, wanted.feed)
 
         try:
-            is_sent = self._read_array(session, wanted.feed, wanted.handle, otherwise)
+            is_sent = self._read_array(session, wanted, otherwise)
         # RuntimeError: of a device, which a launch of the read has as well. ValueError: a channel is being closed.
         except (AtollError, OSError, RuntimeError, ValueError):
             is_sent = False

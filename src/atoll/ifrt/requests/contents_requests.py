@@ -13,6 +13,7 @@ from atoll.errors import Code, Status, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply, LoadedExecutable
 from atoll.executables.program_executables import PuttingExecutable, SmallWritingExecutable, WritingExecutable
 from atoll.executables.session_arrays import ArrayRecord
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, Replicated, contents_nbytes, nbytes
@@ -112,7 +113,8 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
     is_early = record is not None and not record.ready
     if record is not None and device >= 0 and is_early and not session.early_reads.may_try(record.made_at):
         device = -1
-    if device < 0 or not relay.read_directly(feed, device, handle, launch_later):
+    wanted = ReadWanted(feed, handle, has_ended=not is_early)
+    if device < 0 or not relay.read_directly(device, wanted, launch_later):
         launch()
 
 
