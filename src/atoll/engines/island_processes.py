@@ -51,8 +51,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
     """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
 
     `starts(incarnation)` returns the processes of one incarnation; the first one has the number `incarnation + 1`.
-    While `restarts` is False, as before the cluster is up, the island is only restarted if a worker hung while it
-    started.
+    Until `allow_restarts`, unless `restarts` is set, the island is only restarted if a worker hung while it started.
     """
 
     transitions = TRANSITIONS
@@ -68,7 +67,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         incarnation: int = 0,
     ) -> None:
         self.number = number
-        self.restarts = restarts
+        self._restarts = restarts
         self.state: ProcessesState = ProcessesState.STOPPED
         self._starts = starts
         self._engine = engine
@@ -117,6 +116,10 @@ class IslandProcesses(StateMachine[ProcessesState]):
         if self.state is ProcessesState.RUNNING:
             self._reports.island_starts(self.number, self._incarnation, self._machines)
 
+    def allow_restarts(self) -> None:
+        """Restart the island from now on if one of its processes ends: the cluster is up, or the island returns."""
+        self._restarts = True
+
     def excuse(self) -> None:
         """Do not count the newest restart against the limit. The controller knows the cause only after the restart."""
         self._policy.excuse()
@@ -125,12 +128,12 @@ class IslandProcesses(StateMachine[ProcessesState]):
         """Kill the processes, and start the island again when they have ended. Do nothing while the island ends."""
         if self.state is ProcessesState.RUNNING:
             self._stop()
-        elif self.state is ProcessesState.STOPPED and self.restarts:
+        elif self.state is ProcessesState.STOPPED and self._restarts:
             self._start_again()
 
     def expect_end(self) -> None:
         """Treat ends of processes as intended from now on, since the controller is about to end them."""
-        self.restarts = False
+        self._restarts = False
         self._stop_waiting()
         if self.state in (ProcessesState.RUNNING, ProcessesState.STOPPING):
             self.enter(ProcessesState.ENDING)
@@ -140,7 +143,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
 
     async def end(self, seconds: float) -> None:
         """End the processes, by force after `seconds`, and do not restart them. Return when no process runs."""
-        self.restarts = False
+        self._restarts = False
         self._stop_waiting()
         if not self._processes:
             if self.state is not ProcessesState.STOPPED:
@@ -199,14 +202,14 @@ class IslandProcesses(StateMachine[ProcessesState]):
             self._reports.worker_ended(*self._last_end)
         if self._retries.is_lacking:
             self._start_later()
-        elif self.restarts or (self._cause is not None and self._cause[1].hung):
+        elif self._restarts or (self._cause is not None and self._cause[1].hung):
             self._start_again()
 
     def _start_later(self) -> None:
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry)
 
     def _retry(self) -> None:
-        if self.restarts and self.state is ProcessesState.STOPPED:
+        if self._restarts and self.state is ProcessesState.STOPPED:
             self._start_again()
 
     def _start_again(self) -> None:
@@ -216,7 +219,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         try:
             self.start()
         except OSError as error:
-            if self.restarts and self._retries.allow(error, asyncio.get_running_loop().time()):
+            if self._restarts and self._retries.allow(error, asyncio.get_running_loop().time()):
                 self._policy.excuse()
                 if self._processes:
                     self._stop()

@@ -134,8 +134,6 @@ class Supervisor:
         finally:
             linking.cancel()
         self._is_up = True
-        for island in self._islands:
-            island.restarts = not self._stop.is_set()
 
     def take_over(self, link: DialedConnection, islands: Sequence[KnownIsland]) -> None:
         """Take the role of an engine that is lost, with the connection of a spare engine. Adopt what still runs."""
@@ -287,11 +285,13 @@ class Supervisor:
         return self._engine.agents.missing() if self._engine.agents is not None else ""
 
     def _ready(self) -> None:
-        """Note that all hosts have joined. A worker may end before `start` continues, and its island then restarts."""
-        if not self._up.done():
-            self._up.set_result(None)
+        """Note that all hosts have joined. From now on, an island restarts if one of its workers ends."""
+        if self._up.done():
+            return
+        self._up.set_result(None)
+        if not self._stop.is_set():
             for island in self._islands:
-                island.restarts = not self._stop.is_set()
+                island.allow_restarts()
 
     def _fail(self, text: str) -> None:
         """Fail the start of the cluster. Do nothing when it is up."""
@@ -410,7 +410,7 @@ class Supervisor:
 
     async def _return_island(self, island: IslandProcesses) -> None:
         await island.end(_END_SECONDS)  # in case a process still runs
-        island.restarts = True
+        island.allow_restarts()
         self._start_added(island)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
