@@ -17,7 +17,7 @@ SECONDS = 120.0
 
 PLACES = {
     "request": "atoll.worker.host_functions:Functions.compile",
-    "outcome": "atoll.worker.host_functions:Functions._end",
+    "outcome": "atoll.worker.host_functions:Functions.end",
 }
 
 

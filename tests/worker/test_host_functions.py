@@ -207,7 +207,7 @@ def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monk
     source = NullProgram("step", 0.0, (), ()).source()
     host.inbox.put(ALICE, 0, source)
     with monkeypatch.context() as lost:
-        lost.setattr(Functions, "_end", lambda *_: None)
+        lost.setattr(Functions, "end", lambda *_: None)
         host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
     assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
     host.inbox.put(ALICE, 1, source)
@@ -223,7 +223,7 @@ def test_a_host_that_compiles_again_keeps_the_requests_of_other_sessions() -> No
         host.inbox.put(session, 0, source)
         host.functions.compile(Compile("a", session, 0, (((0, 0),),)))
     with pytest.MonkeyPatch.context() as lost:
-        lost.setattr(Functions, "_end", lambda *_: None)
+        lost.setattr(Functions, "end", lambda *_: None)
         later.run()
     assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
     host.inbox.put(ALICE, 1, source)

@@ -137,13 +137,13 @@ def it_asks_for_a_world_if_the_islands_communicate(rig: Rig) -> None:
     name = needs_world(compiled(rig, summed, spec()))
     assert rig.functions.stages_of([name])[0].stage is m.CompileStage.WAITING
     world = world_of_two(rig)
-    rig.functions.load_in_world(m.LoadInWorld(name, world))
+    rig.functions.placer.load_in_world(m.LoadInWorld(name, world))
     report = rig.reports.get(timeout=SECONDS)
     assert isinstance(report, m.Compiled), report
     assert (report.status, report.is_apart) == (OK, False), report
     loaded = rig.functions.get(name).loaded
     assert (loaded.world, loaded.is_joint) == (world, True)
-    rig.functions.load_in_world(m.LoadInWorld(name, world))  # the answer to another question
+    rig.functions.placer.load_in_world(m.LoadInWorld(name, world))  # the answer to another question
     assert rig.reports.empty()
 
 
@@ -230,7 +230,7 @@ def it_forgets_a_function_that_is_dropped_before_it_has_its_world(rig: Rig) -> N
     name = needs_world(compiled(rig, summed, spec()))
     rig.functions.drop(name)
     world = world_of_two(rig)
-    rig.functions.load_in_world(m.LoadInWorld(name, world))
+    rig.functions.placer.load_in_world(m.LoadInWorld(name, world))
     assert rig.functions.stages_of([name])[0].stage is m.CompileStage.UNKNOWN
     assert rig.reports.empty()
     assert needs_world(compiled(rig, summed, spec(), name=name)) == name
@@ -240,7 +240,7 @@ def it_forgets_a_function_that_is_dropped_before_it_has_its_world(rig: Rig) -> N
 def it_fails_a_function_whose_world_is_closed_before_it_is_loaded(rig: Rig) -> None:
     name = needs_world(compiled(rig, summed, spec()))
     world = rig.fresh()
-    rig.functions.load_in_world(m.LoadInWorld(name, world))
+    rig.functions.placer.load_in_world(m.LoadInWorld(name, world))
     close(rig, world)
     report = rig.reports.get(timeout=SECONDS)
     says(report.status, Code.DATA_LOSS, "host 1 is gone")

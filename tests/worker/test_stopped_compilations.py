@@ -146,10 +146,10 @@ def test_runs_that_await_a_stopped_compilation_go_on(host: Host) -> None:
     host.functions.close_world(CloseWorld(5, OK, successor=6))
     host.await_process(1)
     woken: list[None] = []
-    assert host.functions.awaits("a", lambda: woken.append(None))
+    assert host.functions.placer.awaits("a", lambda: woken.append(None))
     host.functions.stop_compiling("a")
     assert woken == [None]
-    assert not host.functions.awaits("a", lambda: None)
+    assert not host.functions.placer.awaits("a", lambda: None)
 
 
 def test_a_function_whose_compilation_is_stopped_while_it_is_loaded_is_not_kept(

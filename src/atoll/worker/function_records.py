@@ -6,7 +6,8 @@
         v           │
     UNWANTED ───────┘
 
-`TRANSITIONS` lists the legal transitions, and `FunctionRecord.enter` refuses all others. `host_functions` causes them.
+`TRANSITIONS` lists the legal transitions, and `FunctionRecord.enter` refuses all others. `host_functions` and
+`function_placer` cause them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class FunctionState(enum.IntEnum):
 
 _S = FunctionState
 
-# The states that may follow each state. The comments name the methods of `Functions` that cause the transitions.
+# The states that may follow each state. The comments name the methods of `Functions` and of
+# `FunctionPlacer` that cause the transitions.
 TRANSITIONS: dict[FunctionState, frozenset[FunctionState]] = {
-    # `drop`; `_end`, `_loaded_python`; `drop` or `stop_compiling` if a compiler process compiles it
+    # `drop`; `end`, `_loaded_python`; `drop` or `stop_compiling` if a compiler process compiles it
     _S.COMPILING: frozenset({_S.UNWANTED, _S.LOADED, _S.FORGOTTEN}),
-    # `compile`; `_end`, `_loaded_python`; `stop_compiling`
+    # `compile`; `end`, `_loaded_python`; `stop_compiling`
     _S.UNWANTED: frozenset({_S.COMPILING, _S.LOADED, _S.FORGOTTEN}),
     # `drop`; `close_world` with a successor of the function's world; `drop` of a function that calls its client, or
     # `close_world`
@@ -145,7 +147,7 @@ class FunctionRecord(StateMachine[FunctionState]):
 
 
 class FunctionRecords:
-    """The records of a host's functions. The caller of each method but `get` and `loaded` holds `lock`."""
+    """The records of a host's functions. The caller of a method holds `lock`, unless its docstring says otherwise."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -172,6 +174,13 @@ class FunctionRecords:
         """Return the compilation of a function, or None if it is not being compiled."""
         record = self._by_name.get(name)
         return None if record is None else record.pending
+
+    def note_waiting(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
+        """Note that a function waits, so that no thread works on it. Called without the lock."""
+        with self.lock:
+            pending = self.pending(name)
+            if pending is not None:
+                pending.wait(stage, may_ask)
 
     def of_world(self, world: int) -> list[tuple[FunctionRecord, Function]]:
         """Return the functions that are loaded in a world."""

@@ -1,6 +1,6 @@
 """The world of a host's function: it waits for one, is in one, or moves to another one.
 
-This module only decides. `host_functions` joins worlds, compiles and reports.
+This module only decides. `function_placer` acts on it.
 """
 
 from __future__ import annotations

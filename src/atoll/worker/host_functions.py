@@ -34,15 +34,15 @@ from atoll.protocol.messages import (
     CompileReport,
     CompileStage,
     FunctionSource,
-    LoadInWorld,
     NeedsWorld,
 )
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compile_results import CompileResult, compiled, outlined
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.function_followers import Followers
+from atoll.worker.function_placer import FunctionPlacer
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
-from atoll.worker.function_worlds import Recipe, Waiting, placement_of
+from atoll.worker.function_worlds import Recipe, Waiting
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
@@ -113,7 +113,7 @@ class Functions:
         self._libraries = HostLibraries(backend.libraries)
         self.python = python or PythonSessions(None)
         self._compilers = compilers
-        self._worlds = worlds
+        self._has_worlds = worlds is not None
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
@@ -122,7 +122,7 @@ class Functions:
         self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
         self._asking = SessionThreads("atoll-compile-asking")
         self.programs = Programs()
-        self.may_wait = False  # whether some run in worlds, or together with other hosts
+        self.placer = FunctionPlacer(self.records, worlds, self, report)
         self.followers = Followers(self.records, worlds, backend.loader, keys, self._pool)
         self.calling_clients = 0  # number of functions that call their clients
 
@@ -146,7 +146,7 @@ class Functions:
                 return
             others = [] if pending is None else pending.others
             self.records.compile(message.function, Pending(others=others))
-        self._start_when_joined(message)
+        self.placer.begin(message)
 
     def stages_of(self, functions: Sequence[str]) -> tuple[CompileReport, ...]:
         """Report what this host does about the compilations of these functions."""
@@ -174,19 +174,13 @@ class Functions:
         is_busy = stage is CompileStage.COMPILING and not may_ask
         return int(self._cpu_seconds() / _CPU_STEP_SECONDS) if is_busy else -1
 
-    def _note_waiting(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
-        """Note that the function waits, so that no thread works on it."""
-        with self.records.lock:
-            pending = self.records.pending(name)
-            if pending is not None:
-                pending.wait(stage, may_ask)
-
     # ---- work on threads
 
-    def _start_in_pool(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
-        start_in(self._pool, self._start, message, work, *arguments)
+    def start(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+        """Call `work(message, *arguments)` on another thread. If it raises an error, the compilation fails."""
+        start_in(self._pool, self._work_on, message, work, *arguments)
 
-    def _start(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+    def _work_on(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
         """Do some work for a compilation, on this thread."""
         with self._working(message):
             work(message, *arguments)
@@ -212,24 +206,12 @@ class Functions:
             else:
                 result = CompileResult(status_of_device_error(error), seconds=seconds)
             if in_compiler is None or self._compiles(name, in_compiler):
-                self._end(message, result)
+                self.end(message, result)
         with self.records.lock:
             if pending is not None and pending is self.records.pending(name) and pending.thread == thread:
                 pending.wait(CompileStage.UNKNOWN)
 
-    def _start_when_joined(self, message: Compile) -> None:
-        """Start the compilation when this host has joined the function's world, if it needs one.
-
-        A function on several islands is compiled first if the controller wants that: see `_load_over_islands`.
-        """
-        if message.world and not message.islands and self._worlds is not None:
-            self.may_wait = True
-            self._note_waiting(message.function)
-            self._worlds.when_joined(message.world, lambda status: self._start_in_pool(message, self._begin, status))
-        else:
-            self._start_in_pool(message, self._begin)
-
-    def _begin(self, message: Compile, joined: Status = OK) -> None:
+    def begin(self, message: Compile, joined: Status = OK) -> None:
         """Load a Python function or a library, or compile a program.
 
         A program that asks its client while it is compiled has another thread. `joined` is the outcome of joining the
@@ -239,34 +221,34 @@ class Functions:
         joined.raise_if_error()
         if source.is_python:
             if message.islands:
-                self._await_world(Waiting(message, source, partial(self._load_python, source)))
+                self.placer.await_world(Waiting(message, source, partial(self._load_python, source)))
             else:
                 self._load_python(source, message)
             return
-        if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
+        if message.ranks[1] and not message.world and not message.islands and self._has_worlds:
             raise invalid("RegisterFunction.runs_apart is for functions of Python")
         if message.world and not message.islands:
-            self._enter_world(Recipe(message, source))
+            self.placer.enter(Recipe(message, source))
         if source.is_library:
             self._libraries.load(message, source.program)
-            self._end(message, CompileResult())
+            self.end(message, CompileResult())
         elif source.targets:
-            self._note_waiting(message.function)
-            compile_ = partial(self._start_in_pool, message, self._compile_loaded, source)
+            self.records.note_waiting(message.function)
+            compile_ = partial(self.start, message, self._compile_loaded, source)
             self._libraries.when_loaded(message, source.targets, compile_)
         else:
-            self._compile_source(message, source)
+            self.compile_source(message, source)
 
     def _load_python(self, source: FunctionSource, message: Compile) -> None:
-        self._note_waiting(message.function)
+        self.records.note_waiting(message.function)
         self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
 
     def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
         """Compile a program with custom calls of libraries. Raise StatusError if one of them could not be loaded."""
         libraries.raise_if_error()
-        self._compile_source(message, source)
+        self.compile_source(message, source)
 
-    def _compile_source(self, message: Compile, source: FunctionSource) -> None:
+    def compile_source(self, message: Compile, source: FunctionSource) -> None:
         """Compile a program: in a compiler process, on another thread if it asks its client, or on this thread."""
         needs_process = bool(message.tenant) or source.fragment is not None
         if needs_process and self._compilers is not None and self._backend.loader is not None:
@@ -274,8 +256,8 @@ class Functions:
         elif source.fragment is not None:
             raise unimplemented(f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)")
         elif source.keys:
-            self._note_waiting(message.function, CompileStage.QUEUED, may_ask=True)
-            self._asking.submit(source.session, partial(self._start, message, self._compile, source))
+            self.records.note_waiting(message.function, CompileStage.QUEUED, may_ask=True)
+            self._asking.submit(source.session, partial(self._work_on, message, self._compile, source))
         else:
             self._compile(message, source)
 
@@ -298,7 +280,7 @@ class Functions:
             self._load_over_islands(message, prepared, program, seconds, cached)
             return
         loaded, cached, seconds = self._compile_here(message, prepared, source.program)
-        self._end(message, self._result(loaded, prepared, seconds, cached))
+        self.end(message, self._result(loaded, prepared, seconds, cached))
 
     def _prepare(self, message: Compile, source: FunctionSource) -> _Prepared:
         """Prepare a program for its compilation. Raise StatusError if a library lacks a target."""
@@ -344,7 +326,7 @@ class Functions:
             return
         if cached is not None and not message.islands:
             loaded = loader.load(cached, message.assignment, prepared.callbacks, message.world)
-            self._end(message, self._result(loaded, prepared, cached=True))
+            self.end(message, self._result(loaded, prepared, cached=True))
             return
 
         def work(compilation: Compilation) -> None:
@@ -356,7 +338,7 @@ class Functions:
             if record is None or record.pending is None:
                 return
             if record.state is FunctionState.UNWANTED:
-                self._cancel(record)
+                self.cancel(record)
                 return
             record.pending.thread = 0
             record.pending.in_compiler = compilers.submit(
@@ -396,7 +378,7 @@ class Functions:
             loader.keep(request, message.tenant, program)
             result = self._result(loaded, prepared)
         if self._compiles(message.function, compilation):
-            self._end(message, replace(result, seconds=compilation.seconds))
+            self.end(message, replace(result, seconds=compilation.seconds))
 
     def _compiles(self, name: str, compilation: Compilation) -> bool:
         """Return whether a compilation was not canceled."""
@@ -411,55 +393,18 @@ class Functions:
         loader, description, source = self._backend.loader, program.description, prepared.source
         assert loader is not None
         assert description is not None
-        has_joined = self._worlds is not None and self._worlds.has_joined(message.world)
-        placement = placement_of(message, description, bool(prepared.callbacks), has_joined)
+        placement = self.placer.placement_of(message, description, bool(prepared.callbacks))
         if placement.must_wait:
             load = partial(self._load_over_islands, prepared=prepared, program=program, seconds=seconds, cached=cached)
-            self._await_world(Waiting(message, source, load))
+            self.placer.await_world(Waiting(message, source, load))
             return
         message = msgspec.structs.replace(message, world=placement.world)
         may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
-        self._enter_world(Recipe(message, source, program if may_follow else None))
-        self.may_wait = self.may_wait or bool(message.world)
+        self.placer.enter(Recipe(message, source, program if may_follow else None))
         loaded = loader.load(program, message.assignment, prepared.callbacks, message.world, message.ranks)
-        self._end(message, self._result(loaded, prepared, seconds, cached, placement.is_apart))
+        self.end(message, self._result(loaded, prepared, seconds, cached, placement.is_apart))
 
-    def _await_world(self, waiting: Waiting) -> None:
-        """Load a function when this host has joined its world. If it has none, ask the controller for it."""
-        message = waiting.message
-        with self.records.lock:
-            record = self.records.find(message.function)
-            if record is None or record.pending is None:  # the compilation was canceled
-                return
-            record.world.await_world(waiting)
-            record.pending.wait()
-            if record.state is FunctionState.UNWANTED:
-                self._cancel(record)
-                return
-        if message.world:
-            self.load_in_world(LoadInWorld(message.function, message.world))
-        else:
-            self._report(NeedsWorld(message.function))
-
-    def load_in_world(self, message: LoadInWorld) -> None:
-        """Load a function in the world that the controller has chosen, when this host has joined it."""
-        if self._worlds is None:
-            return
-        with self.records.lock:
-            record = self.records.find(message.function)
-            waiting = None if record is None else record.world.named(message.world)
-            if waiting is None:
-                return
-            self.may_wait = True
-        self._worlds.when_joined(
-            message.world, lambda status: self._start_in_pool(waiting.message, self._load_joined, waiting, status)
-        )
-
-    def _load_joined(self, message: Compile, waiting: Waiting, joined: Status) -> None:
-        joined.raise_if_error()
-        waiting.load(message)
-
-    def _end(self, message: Compile, result: CompileResult) -> None:
+    def end(self, message: Compile, result: CompileResult) -> None:
         """Keep a compiled function, and report the result. Compile it again if its world was closed meanwhile."""
         result = result.checked()
         name = message.function
@@ -467,8 +412,8 @@ class Functions:
             record = self.records.find(name)
             if record is None or record.pending is None:  # the compilation was canceled
                 return
-            closing = None if self._worlds is None else self._worlds.closing_of(message.world)
-            again = None if closing is None else self._after_closing(message, closing, record, result)
+            closing = self.placer.closing_of(message.world)
+            again = None if closing is None else self.placer.after_closing(message, closing, record, result)
             others = record.pending.others
             if closing is not None:
                 result = result.failed(closing.status)
@@ -485,7 +430,7 @@ class Functions:
                 waiting = record.world.take_runs()
                 self._note_loaded(record, result.function, encoded, title)
         if again is not None:
-            self._recompile(again)
+            self.placer.compile_again(again)
             return
         for wake in waiting:
             wake()
@@ -497,38 +442,12 @@ class Functions:
         """Note that a function is compiled and loaded. The caller holds the lock."""
         is_unwanted = record.state is FunctionState.UNWANTED
         self.records.load(record, function, info, title)
-        self.may_wait = self.may_wait or function.loaded.is_joint
+        self.placer.note_loaded(function)
         self.calling_clients += bool(function.callbacks)
         if is_unwanted:
             self._release(record, function)
 
-    def _after_closing(
-        self, message: Compile, closing: CloseWorld, record: FunctionRecord, result: CompileResult
-    ) -> Recipe | None:
-        """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
-        assert record.pending is not None
-        record.pending.wait()
-        is_apart = result.function is not None and result.function.is_apart
-        return record.world.after_closing(message, closing, is_apart, record.pending.others)
-
-    def _enter_world(self, recipe: Recipe) -> None:
-        """Note that a function is compiled for, or loaded in, the world of the recipe."""
-        with self.records.lock:
-            record = self.records.find(recipe.message.function)
-            if record is not None:
-                record.world.enter(recipe)
-
-    def _recompile(self, recipe: Recipe) -> None:
-        """Compile a function again, in the world of the recipe if it has one."""
-        message, source = recipe.message, recipe.source
-        if source is None:
-            self._start_when_joined(message)
-        elif message.world and self._worlds is not None:
-            self._worlds.when_joined(message.world, partial(self._compile_in_joined, message, source))
-        else:
-            self._start_in_pool(message, self._compile_source, source)
-
-    def _cancel(self, record: FunctionRecord) -> None:
+    def cancel(self, record: FunctionRecord) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
         others = [] if record.pending is None else record.pending.others
         self.records.forget(record)
@@ -550,6 +469,11 @@ class Functions:
         self._libraries.close(session)
         if self._compilers is not None:
             self._compilers.close(session)
+
+    def close_world(self, message: CloseWorld) -> None:
+        """Leave a world, and drop its functions, or have them move to its successor."""
+        self.placer.close_world(message)
+        self.python.close_world(message)
 
     def _loaded_python(self, name: str, status: Status) -> None:
         with self.records.lock:
@@ -587,7 +511,7 @@ class Functions:
     def _assignment(self, message: Compile) -> Assignment:
         """Return the assignment of a function: only this island's part if these devices join no worlds."""
         first, count = message.ranks
-        if self._worlds is not None or not count:
+        if self._has_worlds or not count:
             return message.assignment
         return tuple(
             tuple((rank - first, ordinal) for rank, ordinal in row if first <= rank < first + count)
@@ -643,7 +567,7 @@ class Functions:
         pending = record.pending
         if pending is None or (pending.in_compiler is None and not record.world.is_awaited):
             return False
-        self._cancel(record)
+        self.cancel(record)
         if pending.in_compiler is not None:
             pending.in_compiler.cancel()
         return True
@@ -657,57 +581,12 @@ class Functions:
         while (oldest := self.records.surplus(IDLE_FUNCTIONS)) is not None:
             self._forget(oldest)
 
-    def close_world(self, message: CloseWorld) -> None:
-        """Leave a world, and drop its functions, or compile them again in its successor."""
-        worlds = self._worlds
-        if worlds is None:
-            return
-        moving: list[Recipe] = []
-        worlds.note_closing(message)
-        with self.records.lock:
-            for record, function in self.records.of_world(message.world):
-                if function.home is not None:  # its next run returns there
-                    continue
-                successor = 0 if record.state is FunctionState.IDLE else message.successor
-                recipe = record.world.leave(successor)
-                self._unload(record)
-                if recipe is None:
-                    self.records.forget(record)
-                else:
-                    self.records.compile(record.name, Pending(CompileStage.WAITING))
-                    moving.append(recipe)
-        worlds.close(message)
-        self.python.close_world(message)
-        for recipe in moving:
-            self._recompile(recipe)
-
-    def _compile_in_joined(self, message: Compile, source: FunctionSource, joined: Status) -> None:
-        """Compile a function in the world that this host has joined, or fail. With `islands`, it may need no world."""
-        if joined.ok or message.islands:
-            self._enter_world(Recipe(message, source))
-            self._start_in_pool(message, self._compile_source, source)
-        else:
-            self._end(message, CompileResult(joined))
-
-    def closing_status(self, world: int) -> Status:
-        """Return why a world was closed; OK if it is open."""
-        closing = None if self._worlds is None else self._worlds.closing_of(world)
-        return OK if closing is None else closing.status
-
-    def awaits(self, name: str, wake: Callable[[], None]) -> bool:
-        """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
-        record = self.records.find(name)
-        if record is None or not record.world.is_moving:  # without the lock, since this is on the path of every call
-            return False
-        with self.records.lock:
-            return record.world.awaits_move(wake)
-
     def _forget(self, record: FunctionRecord) -> None:
         """Forget a loaded function that no session uses. The caller holds the lock."""
-        self._unload(record)
+        self.unload(record)
         self.records.forget(record)
 
-    def _unload(self, record: FunctionRecord) -> None:
+    def unload(self, record: FunctionRecord) -> None:
         """Note that a loaded function leaves the host, or is compiled again. The caller holds the lock."""
         self.calling_clients -= record.function is not None and bool(record.function.callbacks)
         self.programs.dropped(record.name)

@@ -117,7 +117,7 @@ class MessageHandler:
             case m.JoinWorld() if self._worlds is not None:
                 self._worlds.join(message)
             case m.LoadInWorld():
-                self._functions.load_in_world(message)
+                self._functions.placer.load_in_world(message)
             case m.CloseWorld():
                 self._functions.close_world(message)
             case m.DropFunction(function=function):

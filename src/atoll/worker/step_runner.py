@@ -68,7 +68,7 @@ class StepRunner:
         on_outcome: Callable[[Outcome], None],
     ) -> None:
         self._backend, self._functions = backend, functions
-        self._records, self._followers = functions.records, functions.followers
+        self._records, self._followers, self._placer = functions.records, functions.followers, functions.placer
         self._network = network
         self._inbox = data_port.inbox
         self._keys = keys
@@ -91,7 +91,7 @@ class StepRunner:
     @property
     def may_wait(self) -> bool:
         """Return whether steps may have to wait: whether this host has had functions in worlds, or joint ones."""
-        return self._functions.may_wait
+        return self._placer.may_wait
 
     def try_prepare(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
         """Bring the inputs of a call over to its world if they belong to another one.
@@ -110,7 +110,7 @@ class StepRunner:
         return True
 
     def _try_prepare_call(self, step: p.Execute, values: dict[int, Buffer], wake: Callable[[], None]) -> bool:
-        if self._functions.awaits(step.function, wake):
+        if self._placer.awaits(step.function, wake):
             return False
         function = self._followers.in_open_world(step.function)
         world, worlds = function.loaded.world, self._backend.worlds
@@ -237,7 +237,7 @@ class StepRunner:
 
     def _note_joint_run(self, function: Function, sequence: int, token: Any, outputs: Sequence[Any]) -> JointRun:
         """Return the record of a run that has started on several islands together."""
-        world, closing_status = function.loaded.world, self._functions.closing_status
+        world, closing_status = function.loaded.world, self._placer.closing_status
         run = JointRun(world, sequence, function.ordinals, token, outputs, closing_status)
         self.joint_runs.started(run)
         return run
