@@ -9,25 +9,27 @@ import pytest
 
 from atoll.controller.islands.island_hosts import LAUNCH_NS
 from atoll.errors import OK, Code, Status
-from atoll.ir.program import Call, Program, Transfer
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, Transfer, single
 from atoll.protocol import messages as m
 from atoll.state.host_window import BUSY_NS
 from atoll.state.tallies import counts_of
 from tests.controller.play import BROKEN, Play, on, runs
+from tests.work_counts import instructions_of
 
 NODES = 6
 ARRAY = 10
 
 
-def program() -> Program:
-    """Return a program that alternately calls a function on device 0 and transfers the result to device 1.
+def program(device: int = 0) -> Program:
+    """Return a program that alternately calls a function on this device and transfers the result to the next one.
 
     The devices are on different islands.
     """
     nodes: list[Any] = []
     for value in range(0, NODES, 2):
-        nodes += [Call(1, (0,), (on(0),), (0,)), Transfer((1 + value,), (on(1),), False, reshard=True)]
-    return Program("step", (on(0),), tuple(nodes), tuple(range(2, NODES + 1, 2)))
+        call = Call(1 + device, (0,), (on(device),), (device,))
+        nodes += [call, Transfer((1 + value,), (on(device + 1),), False, reshard=True)]
+    return Program("step", (on(device),), tuple(nodes), tuple(range(2, NODES + 1, 2)))
 
 
 @pytest.fixture
@@ -436,3 +438,47 @@ def test_a_program_on_no_island_is_no_delegated_run(play):
     play.say(m.RegisterProgram(6, Program("nothing", (), (), ())))
     play.say(m.Launch(6, (), (), ()))
     assert launched(play) != [], "its session continues"
+
+
+def work_of_a_commit(own: int, others: int) -> int:
+    """Return the work for the end of a run, after which the next one starts on its islands.
+
+    Further runs are in line: `own` runs of the session on these islands, and `others` of another one on other islands.
+    """
+    play = Play("4x1x1", delegate_after_seconds=0.0, dumps=False)
+    for device in (0, 2):
+        play.with_function(1 + device, (device,))
+    play.array(ARRAY)
+    other = play.open(43).number
+    play.proxy(other, m.RegisterFunction(3, "content 3", 903, ((2,),)))
+    play.flush()
+    buffer = HostBuffer(0, (2,), None, None)
+    play.proxy(other, m.RegisterProgram(2, single("put", (), HostToDevice((buffer,), (on(2),)), feeds=1)))
+    play.worker(2, m.FeedsArrived(other, (1,)))
+    play.proxy(other, m.Launch(2, (), (ARRAY,), (1,)))
+    (put,) = runs(play.outbox())
+    play.done(put.sequence, host=2)
+    started: dict[int, list[m.Run]] = {}
+    for session, device, waiting in ((other, 2, others), (play.session, 0, own)):
+        play.proxy(session, m.RegisterProgram(5, program(device)))
+        play.flush()
+        for first in range(100, 100 + NODES * (3 + waiting), NODES):
+            play.proxy(session, m.Launch(5, (ARRAY,), tuple(range(first, first + NODES // 2)), ()))
+        started[session] = runs(play.outbox())
+        assert [each.segments for each in started[session]] == [NODES, NODES // 2] * 2, "the others wait"
+    launcher, (first, second, *_) = play.controller.launcher, started[play.session]
+
+    def end() -> None:
+        launcher.delegated_runs.progressed(0, progress(first, *range(NODES), is_over=True))
+        launcher.delegated_runs.progressed(1, progress(second, *range(NODES // 2), is_over=True))
+        launcher.start_ready()
+
+    work = instructions_of(end)
+    assert len(runs(play.outbox())) == 2
+    return work
+
+
+def test_the_work_of_a_commit_does_not_depend_on_the_number_of_runs_in_line():
+    few = work_of_a_commit(1, 1)
+    assert work_of_a_commit(60, 1) < 1.05 * few
+    assert work_of_a_commit(1, 60) < 1.05 * few

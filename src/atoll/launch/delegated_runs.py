@@ -19,13 +19,14 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from atoll.errors import Status, invalid
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_programs import delegated_program
+from atoll.launch.delegated_run_records import DelegatedRun, DelegatedRunIndex, Revocation
 from atoll.launch.gang_charges import GangCharges
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
@@ -33,9 +34,7 @@ from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
-from atoll.state.buffer_directory import Entry
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
-from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import GangState
 from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
@@ -45,79 +44,6 @@ from atoll.state.session import GangRun, Launch, Session
 # Calls that may be in flight on a host, with memory: as many as if long gangs were dispatched one by one, and for short
 # gangs as many as keep the host busy.
 _AHEAD, _AHEAD_OF_SHORT = 2, 12
-
-
-@dataclass(slots=True, eq=False)
-class DelegatedRun:
-    """A launch that is delegated, or is in line to be delegated.
-
-    Attributes:
-      first: the sequence number of the program's first gang, and the number of the run's node.
-      gangs: its gang on each island.
-      ending: the number of gangs that have not ended.
-      limits: after a revocation, the number of segments that its host runs, by island.
-      exclusive_ns: device time that it took without competitors, by island, in nanoseconds.
-    """
-
-    launch: Launch
-    program: DelegatedProgram
-    first: int
-    gangs: dict[int, Gang[GangRun]]
-    ending: int
-    limits: dict[int, int] | None = None
-    exclusive_ns: dict[int, int] = field(default_factory=dict)
-
-    def has_ended(self, island: int) -> bool:
-        return not self.gangs[island].run.hosts_left
-
-    def gangs_in(self, state: GangState) -> list[Gang[GangRun]]:
-        """Return the gangs in this state, in the order of their islands."""
-        return [gang for _, gang in sorted(self.gangs.items()) if gang.state is state]
-
-    def share(self, islands: Iterable[int]) -> None:
-        """Note that other sessions want these islands: device time from now on is charged to the run's session."""
-        self.exclusive_ns |= {island: self.gangs[island].run.device_ns for island in islands}
-
-    def shared_ns(self, gang: Gang[GangRun]) -> int:
-        """Return the device time to charge for a gang that has ended: 0 if it never had competitors."""
-        taken = gang.run.device_ns
-        return taken - self.exclusive_ns.get(gang.island, taken)
-
-    def make_entries(self) -> None:
-        """Make the entries of values between nodes, which a launch needs that is not delegated."""
-        program, entries = self.launch.program, self.launch.entries
-        for number, made in enumerate(program.values, start=program.arguments):
-            if made.result < 0:
-                entries[number] = Entry(made.hosts, made.nbytes, producer=program.name)
-
-    def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
-        """Return the nodes beyond the limit of segments on each island, with their first sequence numbers."""
-        positions = dict.fromkeys(limits, 0)
-        found, number = [], self.first
-        for node in self.launch.program.nodes:
-            if positions[node[0].island] >= limits[node[0].island]:
-                found.append((number, node))
-            for spec in node:
-                positions[spec.island] += 1
-            number += len(node)
-        return found
-
-
-@dataclass(slots=True, eq=False)
-class Revocation:
-    """The revocation of a session's runs, whose hosts were asked how many segments of each they have started.
-
-    Attributes:
-      runs: the runs, in the order in which they were launched.
-      asked: hosts that have not answered.
-      started: the answers, by sequence number of the gang.
-      lost: the reason of each run, by its number, that an island has lost before it was started there.
-    """
-
-    runs: list[DelegatedRun]
-    asked: set[int]
-    started: dict[int, int] = field(default_factory=dict)
-    lost: dict[int, Status] = field(default_factory=dict)
 
 
 class Launches(Protocol):
@@ -167,6 +93,7 @@ class DelegatedRuns:
         self._scheduler, self._memory, self._in_flight = scheduler, reservations, in_flight
         self._exclusive_after = shared.settings.delegate_after_seconds
         self._runs: dict[int, DelegatedRun] = {}  # by number
+        self._index = DelegatedRunIndex()
         self._revocations: dict[int, Revocation] = {}  # by session
 
     # ---- start
@@ -217,7 +144,8 @@ class DelegatedRuns:
         launch.nodes.append(node)
         launch.pending += len(gangs)
         launch.program.waiting += len(gangs)
-        self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
+        delegated = self._runs[first] = DelegatedRun(launch, program, first, gangs, len(gangs))
+        self._index.add(delegated)
         if launch.program.is_large:
             self._large_plans.hold(launch.program.number, node)
         self._launches.enqueue(node)
@@ -238,7 +166,7 @@ class DelegatedRuns:
         return (
             not self._quarantine.suspects
             and session not in self._revocations
-            and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
+            and not self._index.has_limited(session)
             and not any(self._scheduler.seconds_without_others(island, session) < 0 for island in run.gangs)
             and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
@@ -255,25 +183,20 @@ class DelegatedRuns:
 
     def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
         """Return the island's part of the session's last committed run that has not ended there."""
-        found = None
-        for other in self._runs.values():
-            is_on_island = other.launch.session == run.launch.session and island in other.gangs
-            if is_on_island and other is not run and other.gangs[island].keeps_order and not other.has_ended(island):
-                found = other.program.parts[island]
-        return found
+        committed = self._index.committed(run.launch.session, island)
+        return committed[-1].program.parts[island] if committed else None
 
     def _grow(self, island: int, session: int) -> None:
         """Reserve all of the memory for the session's next run on the island, after the end of the run before it."""
-        for run in self._runs.values():
-            gang = run.gangs.get(island)
-            if gang is None:
-                continue
-            if run.launch.session == session and gang.keeps_order and not run.has_ended(island):
-                whole, will_run = run.program.parts[island].whole, run.limits is None or run.limits[island]
-                if gang.run.spec is not whole and will_run:
-                    gang.run.spec = whole
-                    self._memory.grow(gang)
-                return
+        committed = self._index.committed(session, island)
+        if not committed:
+            return
+        run = committed[0]
+        gang, whole = run.gangs[island], run.program.parts[island].whole
+        will_run = run.limits is None or run.limits[island]
+        if gang.run.spec is not whole and will_run:
+            gang.run.spec = whole
+            self._memory.grow(gang)
 
     def _has_memory(self, launch: Launch, part: IslandPart) -> bool:
         """Return whether the arguments that the part consumes have their memory, or will get it from delegated runs."""
@@ -327,8 +250,8 @@ class DelegatedRuns:
     def _revoke(self, session: int) -> Revocation:
         runs = [
             run
-            for run in self._runs.values()
-            if run.launch.session == session and run.launch.error is None and run.limits is None
+            for run in self._index.of(session)
+            if run.launch.error is None and run.limits is None
             if next(iter(run.gangs.values())).state >= GangState.COMMITTED
         ]
         for run in runs:
@@ -419,7 +342,7 @@ class DelegatedRuns:
             self._launches.fail(begun.launch, why.reworded(text).within(begun.launch.program.name))
         del self._revocations[session]
         for run in runs:
-            run.limits = limits[run.first]
+            self._index.limit(run, limits[run.first])
             run.make_entries()
         self._limit(runs, session)
         for run in runs:
@@ -549,6 +472,7 @@ class DelegatedRuns:
         """Count a gang that has ended, that never starts, or whose rest is in line. Forget the run after the last."""
         run = self._runs[gang.node.number]
         run.ending -= 1
+        self._index.gang_ended(run, gang.island, is_last=not run.ending)
         self._grow(gang.island, run.launch.session)
         if not run.ending:
             del self._runs[gang.node.number]
@@ -563,7 +487,7 @@ class DelegatedRuns:
         run = self._runs.get(launch.nodes[0].number) if launch.nodes else None
         if run is None or run.launch is not launch:
             return
-        others = [each for each in self._runs.values() if each.launch.session == launch.session and each is not run]
+        others = [each for each in self._index.of(launch.session) if each is not run]
         for other in others:
             problem = next(
                 (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
@@ -582,9 +506,21 @@ class DelegatedRuns:
 
     def session_closed(self, session: int) -> list[Gang[GangRun]]:
         """End the gangs of a closed session's runs that are not in flight. Return the others, which hosts drop."""
-        runs = [run for run in self._runs.values() if run.launch.session == session]
+        runs = self._index.of(session)
         for run in runs:
             for gang in run.gangs_in(GangState.HELD):
                 self._end_part(run, gang)
             self._end_revoked(run)
         return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]
+
+    # ---- index
+
+    def index_runs(self) -> None:
+        """Make the index of the runs again, which is not stored."""
+        self._index = DelegatedRunIndex()
+        for run in self._runs.values():
+            self._index.restore(run)
+
+    def validate(self) -> None:
+        """Raise AssertionError if the index differs from the runs. For tests."""
+        self._index.validate(self._runs.values())

@@ -15,7 +15,8 @@ from atoll.launch.compilation import Compilation
 from atoll.launch.compile_watch import CompileWatch, Watched
 from atoll.launch.connections import Connections, Peer
 from atoll.launch.control_flow_runs import ControlFlowRuns
-from atoll.launch.delegated_runs import DelegatedRun, DelegatedRuns, Revocation
+from atoll.launch.delegated_run_records import DelegatedRun, Revocation
+from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.dependency_tracker import ClientRunLimits, DependencyTracker, Places
 from atoll.launch.failures import Failures
 from atoll.launch.gang_charges import GangCharges
@@ -297,7 +298,7 @@ class RevocationDump(Dump):
     lost: dict[int, Status] = {}
 
 
-@dump_of(DelegatedRuns, "delegated runs")
+@dump_of(DelegatedRuns, "delegated runs", rebuild=DelegatedRuns.index_runs)
 class DelegatedRunsDump(Dump):
     _runs: dict[int, Ref[DelegatedRun]] = {}
     _revocations: dict[int, Ref[Revocation]] = {}

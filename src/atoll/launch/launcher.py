@@ -556,6 +556,7 @@ class Launcher:
     def validate(self) -> None:
         """Raise AssertionError if states contradict what is counted. For tests, since it looks at all launches."""
         validate_launches(self.scheduler, self.in_flight, self.charges, self.left_out, self._sessions)
+        self.delegated_runs.validate()
 
     # ---- ends of launches
 
