@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,13 @@ from typing import Any
 import pytest
 
 from atoll.client import processes
-from atoll.client.processes import ClientProcesses, ClusterChoice, place_with_room
+from atoll.client.processes import TRANSITIONS, ClientProcesses, ClusterChoice, ProxyState, place_with_room
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes import child
 from atoll.cluster.settings import ClusterSettings
 from atoll.errors import ClusterError
-from atoll.ifrt.proxy_options import ProxyOptions
+from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from tests.state_tables import check_table
 
 SHM, TMP = Path("/dev/shm"), Path("/tmp")
 
@@ -115,3 +118,88 @@ def test_a_start_that_fails_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(child, "command", lambda *_: [sys.executable, "-c", ""])
     assert start() == start()
+
+
+class Proxy(Process):
+    """A proxy that is up until `status` is set."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.signals: list[int] = []
+        self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.status)
+
+    def read(self, *_: Any, **__: Any) -> Ready:
+        return Ready("unix:/proxy")
+
+    def watch(self, *_: Any) -> None: ...
+    def wait_until_up(self) -> None: ...
+    def leave(self) -> None: ...
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+class Client:
+    """The processes of a client whose proxy is up. `proxy_ended` is called when it has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.proxy = Proxy()
+        watched: list[Callable[[], None]] = []
+        monkeypatch.setattr(processes, "EngineProcess", lambda *_, **__: Proxy())
+        monkeypatch.setattr(processes, "start_proxy", lambda *_: self.proxy)
+        monkeypatch.setattr(processes, "watch_in_thread", lambda pid, then: watched.append(then))
+        self.processes = ClientProcesses(ClusterChoice("", "", ClusterSettings()))
+        self.processes.end_compilations()
+        assert (self.processes.state, self.proxy.signals) == (ProxyState.STARTING, [])
+        self.processes.wait_until_up()
+        (self.proxy_ended,) = watched
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    return Client(monkeypatch)
+
+
+def test_a_killed_proxy_is_reported_once(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.processes.end_compilations()
+    assert len(client.proxy.signals) == 1
+    client.proxy.status = -signal.SIGKILL
+    client.proxy_ended()
+    assert client.processes.state is ProxyState.LOST
+    client.processes.close()
+    client.processes.end_compilations()
+    assert capsys.readouterr().err.count("the proxy of this process has ended") == 1
+    assert client.processes.state is ProxyState.ENDED
+    assert len(client.proxy.signals) == 1
+
+
+def test_a_proxy_that_was_killed_before_its_client_ends_is_reported_then(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.proxy.status = -signal.SIGKILL
+    client.processes.leave()
+    assert capsys.readouterr().err.count("the proxy of this process has ended") == 1
+
+
+@pytest.mark.parametrize("ends_late", [True, False])
+def test_an_expected_end_of_the_proxy_is_not_reported(
+    client: Client, capsys: pytest.CaptureFixture[str], ends_late: bool
+) -> None:
+    client.processes.leave()
+    assert client.processes.state is ProxyState.ENDING
+    client.proxy.status = 0
+    client.proxy_ended()
+    assert client.processes.transfer_directory.exists() is True, "the next client may use it"
+    if not ends_late:
+        client.processes.close()
+        assert client.processes.state is ProxyState.ENDED
+    assert capsys.readouterr().err == ""
+    client.processes.close()
+
+
+def test_the_proxy_changes_its_state_only_by_the_transitions_of_the_table() -> None:
+    def make(state: ProxyState) -> ClientProcesses:
+        made = ClientProcesses.__new__(ClientProcesses)
+        made.state = state
+        return made
+
+    check_table(make, ProxyState, TRANSITIONS)

@@ -13,7 +13,8 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.wire.framing import PIECE_BYTES
 from atoll.worker import host_group
-from atoll.worker.host_group import HostGroup
+from atoll.worker.host_group import TRANSITIONS, HostGroup, Membership
+from tests.state_tables import check_table
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
@@ -73,6 +74,31 @@ def group() -> Group:
     group = Group()
     group.join(0, 1, 2)
     return group
+
+
+def test_a_host_handles_the_messages_that_have_waited_before_it_has_joined():
+    states: list[Membership] = []
+
+    def handle(message: Any) -> bool:
+        states.append(host.state)
+        return True
+
+    host = HostGroup(1, handle, lambda *_: None, lambda *_: None)
+    for number in (1, 2):
+        host.receive(msgspec.msgpack.encode(run(number)))
+    assert states == []
+    host.take(m.JoinGroup(0, (0, 1)))
+    host.receive(msgspec.msgpack.encode(run(3)))
+    assert states == [Membership.JOINING, Membership.JOINING, Membership.JOINED]
+
+
+def test_the_membership_changes_only_by_the_transitions_of_the_table():
+    def make(state: Membership) -> HostGroup:
+        host = HostGroup(1, lambda message: True, lambda *_: None, lambda *_: None)
+        host.state = state
+        return host
+
+    check_table(make, Membership, TRANSITIONS)
 
 
 def test_a_host_without_a_group_reports_to_the_controller():

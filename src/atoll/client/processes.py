@@ -7,6 +7,7 @@ this process and end when it ends, for any reason.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ from atoll.cluster.processes.client_directories import (
 from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.processes.process_runtime import open_standard_streams
 from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings
+from atoll.cluster.state_machine import StateMachine
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
@@ -89,14 +91,41 @@ def _own_run() -> NamedRun:
     return run if pid == os.getpid() else UNNAMED  # a fork has another pid
 
 
-class ClientProcesses:
+class ProxyState(enum.IntEnum):
+    """The state of a client's proxy, as far as this process has seen."""
+
+    STARTING = 0
+    UP = 1
+    LOST = 2  # it has ended although it was up and this process was using it
+    ENDING = 3  # this process ends it or leaves it, so that its end is expected
+    ENDED = 4  # as ENDING, and this process has seen its end; or it was never up
+
+
+_S = ProxyState
+
+# The states that may follow each state. The comments name the methods of `ClientProcesses` that cause the transitions.
+TRANSITIONS: dict[ProxyState, frozenset[ProxyState]] = {
+    _S.STARTING: frozenset({_S.UP, _S.ENDED}),  # `wait_until_up`; `_expect_ends`
+    _S.UP: frozenset({_S.LOST, _S.ENDING}),  # `_note_end`; `_expect_ends`
+    _S.LOST: frozenset({_S.ENDED}),  # `_expect_ends`
+    _S.ENDING: frozenset({_S.ENDED}),  # `_note_end`
+    _S.ENDED: frozenset(),
+}
+_IN_USE = (_S.STARTING, _S.UP, _S.LOST)  # ends of processes are not expected
+_RUNS = (_S.UP, _S.ENDING)
+
+
+class ClientProcesses(StateMachine[ProxyState]):
     """A proxy and possibly a cluster.
 
     The constructor starts them and returns at once, or raises AtollError. `wait_until_up` has to be called next. An
     embedded cluster stores compiled programs in `cache_directory`, unless ATOLL_CACHE_DIR is set.
     """
 
+    transitions = TRANSITIONS
+
     def __init__(self, choice: ClusterChoice, cache_directory: str = "") -> None:
+        self.state: ProxyState = ProxyState.STARTING
         open_standard_streams()
         for line in misspelled_variables(os.environ):
             sys.stderr.write(f"atoll: {line}\n")
@@ -115,9 +144,7 @@ class ClientProcesses:
         self._known_losses = 0
         self._children: list[Child] = []
         self._lock = threading.Lock()
-        self._expects_ends = False
         self._proxy: Child | None = None  # from its start on
-        self._is_proxy_up = False  # until this object has seen its exit status
         self._engine: EngineProcess | None = None
         self.token = choice.token
         self.join = reached.join if reached is not None else None
@@ -153,7 +180,9 @@ class ClientProcesses:
                 proxy.watch(self._session_lost)
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
-            self._is_proxy_up = True
+            with self._lock:
+                if self.state is _S.STARTING:
+                    self.enter(_S.UP)
             with contextlib.suppress(RuntimeError):
                 watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
@@ -210,7 +239,7 @@ class ClientProcesses:
 
     def end_compilations(self) -> None:
         """Let the proxy answer all compile requests under way with an error."""
-        if self._proxy is not None and self._is_proxy_up:
+        if self._proxy is not None and self.state in _RUNS:
             silence_jaxlib()  # it would log each error
             self._proxy.send_signal(END_COMPILATIONS)
 
@@ -230,14 +259,21 @@ class ClientProcesses:
             for child in reversed(self._children):
                 child.end()
                 child.stop_reading()
-            self._report_killed_proxy()  # it may have been about to exit
+            with self._lock:
+                self._note_end()  # it may have been about to exit
             self._remove_directories()
 
     def _expect_ends(self) -> None:
         """Treat the exit of a process as expected from now on."""
         with self._lock:
-            self._report_killed_proxy()
-            self._expects_ends = True
+            self._note_end()
+            if self.state is _S.UP:
+                self.enter(_S.ENDING)
+            elif self.state in _IN_USE:
+                self.enter(_S.ENDED)
+
+    def _described(self) -> str:
+        return "the proxy of this process"
 
     def _session_lost(self) -> None:
         """Silence jaxlib before the proxy answers its requests with errors, which are all raised.
@@ -245,7 +281,7 @@ class ClientProcesses:
         Called on the thread that reads what the proxy reports.
         """
         with self._lock:
-            if not self._expects_ends:
+            if self.state in _IN_USE:
                 silence_jaxlib()
 
     def _proxy_ended(self) -> None:
@@ -255,17 +291,17 @@ class ClientProcesses:
         the proxy.
         """
         with self._lock:
-            if not self._expects_ends:  # otherwise the next client of this process may already use the directory
+            if self.state in _IN_USE:  # otherwise the next client of this process may already use the directory
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
                 silence_jaxlib()
-                self._report_killed_proxy()
+                self._note_end()
 
-    def _report_killed_proxy(self) -> None:
-        """If the proxy was killed, print what to do, since the errors that JAX raises then do not say it."""
-        status = self._proxy.process.poll() if self._proxy is not None and self._is_proxy_up else None
+    def _note_end(self) -> None:
+        """Note if the proxy has ended. If it was killed, print what to do, since the errors of JAX do not say it."""
+        status = self._proxy.process.poll() if self._proxy is not None and self.state in _RUNS else None
         if status is None:
             return
-        self._is_proxy_up = False
+        self.enter(_S.LOST if self.state is _S.UP else _S.ENDED)
         if status == -signal.SIGKILL:
             text = (
                 f"atoll: the proxy of this process has ended ({describe_exit(status)}), with its session and arrays. "

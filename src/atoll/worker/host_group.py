@@ -9,6 +9,7 @@ Only messages in pieces may be overtaken. Messages arrive directly until `JoinGr
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.decodable import decodable
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
@@ -57,13 +59,33 @@ class Ends(Protocol):
         """Take the answer of a host to a ping that the relay has forwarded."""
 
 
-class HostGroup:
+class Membership(enum.IntEnum):
+    """The state of a host's membership in a group."""
+
+    NONE = 0  # of no group yet: messages from the relay that arrive early wait
+    JOINING = 1  # handles the messages that have waited, and later ones wait for these
+    JOINED = 2  # handles messages from the relay when they arrive
+
+
+_S = Membership
+
+# `HostGroup._join` causes all transitions.
+TRANSITIONS: dict[Membership, frozenset[Membership]] = {
+    _S.NONE: frozenset({_S.JOINING}),
+    _S.JOINING: frozenset({_S.JOINED}),
+    _S.JOINED: frozenset({_S.JOINING}),  # another group
+}
+
+
+class HostGroup(StateMachine[Membership]):
     """This host's membership in its group. Safe to use from any thread.
 
     `handle(message)` handles the messages for this host, and returns whether more may follow. `send` sends to another
     host of the group, and `to_controller` to the controller. `process` takes the ends if the host's process has a
     relay.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -73,6 +95,7 @@ class HostGroup:
         to_controller: Callable[..., None],
         process: Ends | None = None,
     ) -> None:
+        self.state: Membership = Membership.NONE
         self._host = host
         self._handle = handle
         self._send_to = send
@@ -81,8 +104,7 @@ class HostGroup:
         self._process = process
         self._ends: Ends | None = None  # takes the ends of this host's units, once it has a relay
         self._lock = threading.Lock()  # guards `_early`; held while its messages are handled
-        self._early: list[Any] | None = []  # messages that arrived before the host joined the group
-        self._has_joined = False  # and has handled the early messages
+        self._early: list[Any] = []  # messages from the relay that arrived before the host joined the group
         self._asked = float("nan")  # `seconds` of the last ping from the relay
         self._relay = GroupRelay(self._send, to_controller)
         self._pieces = PieceBuffer()  # from the relay; used by its link's thread
@@ -126,23 +148,27 @@ class HostGroup:
             whole = self._pieces.add(message.content, message.is_last, MAX_FRAME)
             if whole is not None:
                 self.receive(whole)
-        elif self._has_joined:
+        elif self.state is _S.JOINED:
             self._handle_relayed(message)
         else:
             with self._lock:
-                if self._early is not None:
+                if self.state is _S.NONE:
                     self._early.append(message)
                 else:
                     self._handle_relayed(message)
 
     def _join(self, message: m.JoinGroup) -> None:
         with self._lock:
+            self.enter(_S.JOINING)
             self._relay_host = message.relay
             self._ends = self._ends_to(message.relay)
-            early, self._early = self._early or [], None
+            early, self._early = self._early, []
             for each in early:
                 self._handle_relayed(each)
-            self._has_joined = True
+            self.enter(_S.JOINED)
+
+    def _described(self) -> str:
+        return f"the membership of host {self._host} in its group"
 
     def _ends_to(self, relay: int) -> Ends:
         if relay == m.PROCESS_RELAY:
