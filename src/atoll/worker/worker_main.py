@@ -27,7 +27,9 @@ from atoll.devices.compilers.compiler_server import CompilerServer
 from atoll.devices.device import DeviceBackend
 from atoll.devices.device_kinds import kind_of
 from atoll.errors import AccessError, AtollError, ConnectError
+from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.host_services.calls.client_calls import Calls
+from atoll.host_services.calls.direct_channels import OnAnswer
 from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import PythonSessions
@@ -37,6 +39,7 @@ from atoll.protocol import messages as m
 from atoll.retries import Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
+from atoll.transfers.channel import DataChannel
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
@@ -75,7 +78,13 @@ def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceB
 
 
 class Worker:
-    """A worker: its parts, and the messages between them and the control connection."""
+    """A worker: its parts, and the messages between them and the control connection.
+
+    Messages pass between the parts in circles. For example, a client's answer arrives at the data port and ends a call,
+    and a call uses the data port. So the constructor makes the parts in one order, and passes methods of this object
+    where a part needs one that is made later. Nothing calls these methods before the constructor has returned: the data
+    port admits no peer before the controller's first message, which `run` reads.
+    """
 
     def __init__(
         self,
@@ -86,31 +95,27 @@ class Worker:
         identity: Identity | None = None,
     ) -> None:
         self.connection = connection
+        self._host = options.host
         self._bugs = bugs
         keys = TypeKeys()
         inbox = Inbox(lambda session, feed: connection.send(m.FeedsArrived(session, (feed,))))
         address = parse_address(options.data_address)
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
-        calls = Calls(
-            lambda session: data_port.to_proxy(session),
-            options.host,
-            lambda session, channel, on_answer: data_port.receive(session, channel, on_answer),
-            lambda session, wanted, otherwise: executor.read(session, wanted, otherwise),
-        )
-        data_port = DataPort(
+        calls = Calls(self._to_proxy, options.host, self._receive_from_client, self._read)
+        self._data_port = data_port = DataPort(
             address,
             inbox,
             ONE_CLIENT_KINDS if options.has_one_client else KINDS,
             identity,
             neighbors_of(options),
-            on_lost=lambda host, lost, why: report_lost(options.host, host, lost, why, links, report),
+            on_lost=self._channel_lost,
             on_silent=lambda host, seconds: connection.send(m.PeerSilent(host, seconds)),
-            on_control=lambda content: self._group.receive(content),
+            on_control=self._receive_in_group,
             answers=calls,
         )
-        links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
-        self._group = HostGroup(options.host, self._handle, links.send, connection.send)
+        self._links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
+        self._group = HostGroup(options.host, self._handle, self._links.send, connection.send)
         report = self._group.report
         rank = rank_of(options)
         worlds = worlds_of(options, backend, data_port.address, report)
@@ -142,7 +147,7 @@ class Worker:
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(backend, functions, data_port, network, keys, report, messages.put)
         spill_store = SpillStore(backend, inbox, data_port, options.host, steps.holds, report)
-        executor = ExecutorThread(steps, inbox, report, spill_store, messages)
+        self._executor = executor = ExecutorThread(steps, inbox, report, spill_store, messages)
         lease = Lease(self._lapsed)
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
@@ -172,6 +177,28 @@ class Worker:
             if not self._group.take(message):
                 return
         _log.info("the connection to the controller is lost: this worker ends (%s)", self.connection.reason)
+
+    # ---- from parts to those that are made later
+
+    def _to_proxy(self, session: int) -> DataChannel:
+        return self._data_port.to_proxy(session)
+
+    def _receive_from_client(self, session: int, channel: DataChannel, on_answer: OnAnswer) -> None:
+        self._data_port.receive(session, channel, on_answer)
+
+    def _read(self, session: int, wanted: ReadWanted, otherwise: Callable[[], None]) -> bool:
+        return self._executor.read(session, wanted, otherwise)
+
+    def _receive_in_group(self, content: Any) -> None:
+        self._group.receive(content)
+
+    def _channel_lost(self, host: int, lost: list[tuple[int, int]], why: str) -> None:
+        """Report feeds and control messages that may not have reached another host: the channel to it broke."""
+        feeds = [(session, feed) for session, feed in lost if session]
+        if feeds:
+            self._group.report(feeds_lost(self._host, host, feeds, why))
+        if len(feeds) < len(lost):
+            self._links.lose(host, f"the connection to host {host} broke")
 
     def _handle(self, message: Any) -> bool:
         try:
@@ -221,17 +248,6 @@ def neighbors_of(options: WorkerOptions) -> frozenset[int]:
         return frozenset()
     first = options.host - options.membership.rank
     return neighbors(options.host, range(first, first + options.membership.hosts))
-
-
-def report_lost(
-    host: int, other: int, lost: list[tuple[int, int]], why: str, links: HostLinks, report: Callable[..., None]
-) -> None:
-    """Report feeds and control messages that may not have reached another host, because the channel to it broke."""
-    feeds = [(session, feed) for session, feed in lost if session]
-    if feeds:
-        report(feeds_lost(host, other, feeds, why))
-    if len(feeds) < len(lost):
-        links.lose(other, f"the connection to host {other} broke")
 
 
 def advertised(address: Address, host: str) -> str:
