@@ -34,7 +34,7 @@ SOURCE = FunctionSource(b"program", b"")
 
 
 class Worlds:
-    """Worlds that join when a test says so."""
+    """Worlds that this host joins when a test calls `joins`."""
 
     def __init__(self) -> None:
         self.joins: dict[int, Callable[[Status], None]] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,24 @@ from atoll.cluster.usage.usage_store import DAY, HOUR, MINUTE, UsageStore
 NOW = 1_800_000_000.0 // DAY * DAY
 
 
+@pytest.fixture
+def open_store() -> Iterator[Callable[[str, int], UsageStore]]:
+    """Open the store of a file and a run, and close it at the end of the test."""
+    with ExitStack() as stores:
+        yield lambda path, run: stores.enter_context(closing(UsageStore(path, run)))
+
+
+@pytest.fixture
+def store(open_store: Callable[[str, int], UsageStore]) -> UsageStore:
+    """Return a store in memory."""
+    return open_store("", 7)
+
+
 def used(tenant: str = "ana", session: int = 1, program: str = "step", seconds: float = 1.0) -> Usage:
     return Usage(tenant, session, f"{tenant}.py", program, round(seconds * 1e9), 100.0, 10, 0.5)
 
 
-def test_a_period_in_which_more_was_taken_back_than_used_shows_no_usage():
-    store = UsageStore("", 7)
+def test_a_period_in_which_more_was_taken_back_than_used_shows_no_usage(store: UsageStore):
     store.add([(NOW, 8_000_000_000, [used(seconds=3)]), (NOW + 5, 8_000_000_000, [used(seconds=-2)])])
     assert store.report(By.TENANT, 0)["total"]["device_seconds"] == 1.0
     recent = store.report(By.TENANT, NOW + 3)
@@ -26,8 +40,7 @@ def test_a_period_in_which_more_was_taken_back_than_used_shows_no_usage():
     assert recent["idle_device_seconds"] == 8.0
 
 
-def test_usage_is_summed_up_by_tenant_session_and_program():
-    store = UsageStore("", 7)
+def test_usage_is_summed_up_by_tenant_session_and_program(store: UsageStore):
     store.add(
         [
             (NOW, 8_000_000_000, [used(), used(program="init", seconds=0.5)]),
@@ -57,8 +70,7 @@ def test_usage_is_summed_up_by_tenant_session_and_program():
     ]
 
 
-def test_a_tenant_sees_its_own_alone_and_nothing_of_what_there_was():
-    store = UsageStore("", 7)
+def test_a_tenant_sees_its_own_alone_and_nothing_of_what_there_was(store: UsageStore):
     store.add([(NOW, 8_000_000_000, [used(), used("ben")])])
     report = store.report(By.SESSION, 0, "ben")
     assert [row["tenant"] for row in report["rows"]] == ["ben"]
@@ -66,36 +78,37 @@ def test_a_tenant_sees_its_own_alone_and_nothing_of_what_there_was():
     assert "idle_device_seconds" not in report
 
 
-def test_only_what_was_used_since_then_counts():
-    store = UsageStore("", 7)
+def test_only_what_was_used_since_then_counts(store: UsageStore):
     store.add([(NOW - 100, 1_000_000_000, [used()]), (NOW - 10, 1_000_000_000, [used(seconds=3)])])
     report = store.report(By.TENANT, NOW - 60)
     assert (report["total"]["device_seconds"], report["present_device_seconds"]) == (3.0, 1.0)
 
 
-def test_a_file_is_read_by_the_next_run_and_its_sessions_are_others(tmp_path: Path):
+def test_a_file_is_read_by_the_next_run_and_its_sessions_are_others(
+    open_store: Callable[[str, int], UsageStore], tmp_path: Path
+):
     path = str(tmp_path / "state" / "usage" / "default.sqlite")
     for run in (7, 8):
-        store = UsageStore(path, run)
+        store = open_store(path, run)
         store.add([(NOW + run, 1_000_000_000, [used()])])
         store.close()
-    store = UsageStore(path, 9)
+    store = open_store(path, 9)
     assert [(row["run"], row["session"]) for row in store.report(By.SESSION, 0)["rows"]] == [(7, 1), (8, 1)]
-    store.close()
 
 
-def test_one_process_has_a_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_process_has_a_file_at_a_time(
+    open_store: Callable[[str, int], UsageStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("atoll.cluster.usage.usage_store._LOCKED_SECONDS", 0.0)
     path = str(tmp_path / "usage.sqlite")
-    first = UsageStore(path, 7)
+    first = open_store(path, 7)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         UsageStore(path, 8)
     first.close()
-    UsageStore(path, 8).close()
+    open_store(path, 8)
 
 
-def test_periods_become_longer_with_age_and_nothing_is_lost():
-    store = UsageStore("", 7)
+def test_periods_become_longer_with_age_and_nothing_is_lost(store: UsageStore):
     ages = [*range(100), 3 * HOUR, 3 * HOUR + 1, 3 * DAY, 3 * DAY + MINUTE, 40 * DAY, 40 * DAY + HOUR]
     store.add([(NOW - 1 - age, 2_000_000_000, [used(), used("ben", 2)]) for age in ages])
     before = store.report(By.TENANT, 0)
@@ -115,8 +128,7 @@ def test_periods_become_longer_with_age_and_nothing_is_lost():
     assert store.report(By.TENANT, 0) == before, "again changes nothing"
 
 
-def test_the_file_is_bounded_whatever_happens():
-    store = UsageStore("", 7)
+def test_the_file_is_bounded_whatever_happens(store: UsageStore):
     store.add([(NOW - i, 1_000_000_000, [used(session=i, program=f"p{i}")]) for i in range(2000)])
     total = store.report(By.TENANT, 0)["total"]
     store.compact(NOW, most=50)
@@ -132,8 +144,7 @@ def test_the_file_is_bounded_whatever_happens():
     assert "t0" in kept, "the newest stay"
 
 
-def test_what_cannot_be_kept_leaves_no_half():
-    store = UsageStore("", 7)
+def test_what_cannot_be_kept_leaves_no_half(store: UsageStore):
     with pytest.raises(OverflowError):
         store.add([(NOW, 1, [used()]), (NOW, 1, [Usage("a", 1, "l", "p", 1 << 70)])])
     assert store.report(By.TENANT, 0)["rows"] == []
@@ -153,17 +164,19 @@ def rows(store: UsageStore) -> list[tuple[str, str, float]]:
 
 
 @pytest.mark.parametrize("jump", [DAY * 90, DAY * 365 * 30])
-def test_a_clock_that_is_set_far_ahead_and_back_costs_no_record(jump: int, tmp_path: Path):
+def test_a_clock_that_is_set_far_ahead_and_back_costs_no_record(
+    open_store: Callable[[str, int], UsageStore], jump: int, tmp_path: Path
+):
     """Records of programs are neither merged by tenant nor deleted, neither in this run nor in the next one."""
     file = str(tmp_path / "usage")
-    store = UsageStore(file, 7)
+    store = open_store(file, 7)
     store.add([(NOW, 8_000_000_000, [used(), used(program="init")])])
     store.compact(NOW, elapsed=0.0)
     for minute in range(3):
         store.add([(NOW + jump + 60 * minute, 8_000_000_000, [used()])])
         store.compact(NOW + jump + 60 * minute, elapsed=60.0)
     store.close()
-    store = UsageStore(file, 8)
+    store = open_store(file, 8)
     store.compact(NOW + jump + 240, elapsed=0.0)
     assert rows(store) == [("ana", "init", 1.0), ("ana", "step", 4.0)]
     store.compact(NOW + 300, elapsed=60.0)
@@ -173,8 +186,7 @@ def test_a_clock_that_is_set_far_ahead_and_back_costs_no_record(jump: int, tmp_p
     assert store.report(By.TENANT, 0)["present_device_seconds"] == 32.0
 
 
-def test_a_clock_that_stays_ahead_ages_the_records_in_the_end():
-    store = UsageStore("", 7)
+def test_a_clock_that_stays_ahead_ages_the_records_in_the_end(store: UsageStore):
     store.add([(NOW, 8_000_000_000, [used()])])
     store.compact(NOW)
     later = NOW + 90 * DAY
@@ -183,8 +195,7 @@ def test_a_clock_that_stays_ahead_ages_the_records_in_the_end():
     assert rows(store) == [("ana", "", 1.0)]
 
 
-def test_a_bound_on_rows_holds_after_a_jump():
-    store = UsageStore("", 7)
+def test_a_bound_on_rows_holds_after_a_jump(store: UsageStore):
     store.compact(NOW)
     for second in range(300):
         store.add([(NOW + 90 * DAY + second, 8_000_000_000, [used()])])
