@@ -66,8 +66,8 @@ class Cluster:
         self._kept: list[a.AnyAction] = []  # for the next `flush`
         self._flushes = 0
         self.event(e.Started(0.0))
-        self._engine = self.connect("engine")
-        self._names[self._engine] = ("engine", 0)
+        self.engine_connection = self.connect("engine")
+        self._names[self.engine_connection] = ("engine", 0)
         self._operator = self.connect("operator")
         self._names[self._operator] = ("operator", 0)
 
@@ -153,6 +153,10 @@ class Cluster:
         self.session_opened(connection, number)
         return self.controller.sessions[number]
 
+    def connection_of(self, session: int) -> int:
+        """Return the number of the connection of a session's proxy."""
+        return self._sessions[session]
+
     def session_opened(self, connection: int, session: int) -> None:
         """Record the connection of a session's proxy."""
         self._names[connection] = ("session", session)
@@ -169,7 +173,7 @@ class Cluster:
         self.receive(self._hosts[host], message)
 
     def engine(self, message: Any) -> None:
-        self.receive(self._engine, message)
+        self.receive(self.engine_connection, message)
 
     def operator(self, message: Any) -> None:
         self.receive(self._operator, message)

@@ -70,7 +70,7 @@ def test_a_cluster_has_one_engine_at_a_time():
     assert not cluster.controller.resources.islands[0].is_over, "its later messages are ignored"
     cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))
     assert ("engine", 0) in [to for to, message in cluster.sent() if isinstance(message, m.AgentSays)]
-    cluster.event(e.ConnectionLost(0.0, cluster._engine, "closed"))
+    cluster.event(e.ConnectionLost(0.0, cluster.engine_connection, "closed"))
     third = cluster.connect("engine")
     assert cluster.controller.connections.engine == third
 

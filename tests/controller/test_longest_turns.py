@@ -47,7 +47,7 @@ def does_not_grow(work: Callable[[int], int], count: int, slack: float = 1.2) ->
 
 
 def received(play: Play, message: Any) -> e.Received:
-    return e.Received(play.now, play._sessions[play.session], message)
+    return e.Received(play.now, play.connection_of(play.session), message)
 
 
 # ---- publishing
@@ -200,7 +200,7 @@ def test_the_end_of_a_session_does_not_look_at_the_nodes_in_line_of_others() -> 
     def work(count: int) -> int:
         play = Play()
         in_line(play, count)
-        return longest(play, e.ConnectionLost(play.now, play._sessions[play.session], "closed"))
+        return longest(play, e.ConnectionLost(play.now, play.connection_of(play.session), "closed"))
 
     does_not_grow(work, 200, slack=1.05)
 

@@ -55,7 +55,7 @@ class Roles(Play):
         return self._program("root")
 
     def _program(self, token: str) -> int:
-        return self._sessions[self.open(token=token).number]
+        return self.connection_of(self.open(token=token).number)
 
     def host(self) -> int:
         if HOST not in self.controller.connections.hosts:

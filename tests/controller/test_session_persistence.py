@@ -42,8 +42,7 @@ class Next(SuspendPlay):
         Cluster.__init__(self, "2x1x2")
         self.event(e.SessionsPersisted(0.0, persisted.content, persisted.secrets))
         ((self.session, connection),) = persisted.sessions.items()
-        self._names[connection] = ("session", self.session)
-        self._sessions[self.session] = connection
+        self.session_opened(connection, self.session)
         self.event(e.ConnectionAway(0.0, connection))
         self.outbox()
 
@@ -54,7 +53,7 @@ class Next(SuspendPlay):
 
     def proxy_is_back(self, status: Status = OK) -> list[Any]:
         """Connect the proxy. It knows of the end of the previous cluster, and compiles its function again."""
-        self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
+        self.event(e.ConnectionBack(0.0, self.connection_of(self.session)))
         self.say(m.FailureAcknowledged((0, 1)))
         self.say(m.Recompile(1, 77))
         (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
@@ -191,7 +190,7 @@ def test_who_resumes_it_learns_that_its_script_has_not_connected_and_when_it_end
 def test_a_session_whose_script_has_connected_waits_for_its_functions():
     play = next_of(suspended())
     play.hosts_join()
-    play.event(e.ConnectionBack(0.0, play._sessions[play.session]))
+    play.event(e.ConnectionBack(0.0, play.connection_of(play.session)))
     play.say(m.FailureAcknowledged((0, 1)))
     assert "for its functions to be compiled" in answer_in(play.resume()).status.message
 
@@ -206,7 +205,7 @@ def test_it_goes_on_on_another_island_too():
 def test_the_next_cluster_removes_a_file_of_several_arrays_once():
     play = next_of(suspended_in_one_file())
     play.hosts_join()
-    play.event(e.ConnectionBack(0.0, play._sessions[play.session]))
+    play.event(e.ConnectionBack(0.0, play.connection_of(play.session)))
     play.say(m.FailureAcknowledged((0, 1)))
     (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     (run,) = runs(play.report(0, m.FeedsArrived(play.session, tuple(feed for _, feed, _ in send.pieces))))

@@ -46,7 +46,7 @@ def test_it_has_nothing_to_do_while_the_engine_is_there(play: Cluster) -> None:
 @pytest.mark.parametrize("loss", [e.ConnectionAway, e.ConnectionLost])
 def test_it_becomes_the_engine_some_seconds_after_that_is_lost(play: Cluster, loss: Any) -> None:
     spare = play.connect("spare engine")
-    lost = play._engine
+    lost = play.engine_connection
     play.event(loss(play.now, lost, *(["closed"] if loss is e.ConnectionLost else [])))
     assert messages_to(spare, tick(play, ENGINE_AWAY_SECONDS)) == []
     (become,) = messages_to(spare, tick(play, 2))
@@ -63,7 +63,7 @@ def test_it_replaces_an_engine_that_is_lost_before_the_islands_are_ready(decisio
     play = Cluster("2x1x2", engine="hosts", decisions=decisions)
     play.join(0)
     spare = play.connect("spare engine")
-    play.event(e.ConnectionAway(play.now, play._engine))
+    play.event(e.ConnectionAway(play.now, play.engine_connection))
     received = messages_to(spare, tick(play, ENGINE_AWAY_SECONDS + 2))
     if decisions < 10:
         assert received == []
@@ -75,21 +75,21 @@ def test_it_replaces_an_engine_that_is_lost_before_the_islands_are_ready(decisio
 
 def test_an_engine_that_returns_in_time_keeps_its_role(play: Cluster) -> None:
     spare = play.connect("spare engine")
-    play.event(e.ConnectionAway(play.now, play._engine))
+    play.event(e.ConnectionAway(play.now, play.engine_connection))
     tick(play, ENGINE_AWAY_SECONDS - 1)
-    play.event(e.ConnectionBack(play.now, play._engine))
+    play.event(e.ConnectionBack(play.now, play.engine_connection))
     assert messages_to(spare, tick(play, 30)) == []
 
 
 def test_without_a_spare_engine_the_connection_of_the_engine_is_kept(play: Cluster) -> None:
-    play.event(e.ConnectionAway(play.now, play._engine))
+    play.event(e.ConnectionAway(play.now, play.engine_connection))
     tick(play, 30)
-    assert play.controller.connections.engine == play._engine
+    assert play.controller.connections.engine == play.engine_connection
 
 
 def test_it_is_told_to_restart_the_islands_that_are_restarting(play: Cluster) -> None:
     spare = play.connect("spare engine")
-    play.event(e.ConnectionLost(play.now, play._engine, "closed"))
+    play.event(e.ConnectionLost(play.now, play.engine_connection, "closed"))
     play.lose(0, RESTARTED)
     become, restart = messages_to(spare, tick(play, ENGINE_AWAY_SECONDS + 2))
     assert [each.state for each in become.islands] == [IslandState.RESTARTING, IslandState.READY]
@@ -99,7 +99,7 @@ def test_it_is_told_to_restart_the_islands_that_are_restarting(play: Cluster) ->
 def test_agents_connect_again_since_the_new_engine_does_not_know_them(play: Cluster) -> None:
     play.connect("spare engine")
     agent = play.connect("agent", label="m1")
-    play.event(e.ConnectionLost(play.now, play._engine, "closed"))
+    play.event(e.ConnectionLost(play.now, play.engine_connection, "closed"))
     tick(play, ENGINE_AWAY_SECONDS + 2)
     assert agent in [each.connection for each in play.closed]
 
@@ -128,6 +128,6 @@ def test_there_is_none_for_an_engine_whose_workers_end_with_it(engine: str) -> N
     spare = play.connect("spare engine")
     (refused,) = messages_to(spare, play.event(e.Flush(play.now)))
     assert f"this cluster's engine is '{engine}'" in refused.status.message
-    play.event(e.ConnectionAway(play.now, play._engine))
+    play.event(e.ConnectionAway(play.now, play.engine_connection))
     tick(play, ENGINE_AWAY_SECONDS + 2)
-    assert play.controller.connections.engine == play._engine
+    assert play.controller.connections.engine == play.engine_connection

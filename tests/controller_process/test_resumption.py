@@ -22,9 +22,9 @@ from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
-from atoll.wire.resumption.resumable_connection import ResumableConnection
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 from tests.controller.play import ready
+from tests.cut_connections import cut
 from tests.waiting import until_async
 
 SETTINGS = ClusterSettings("1x1x1", grace_seconds=20.0)
@@ -96,8 +96,7 @@ class Process:
         self.shell._handle = lambda event: None  # type: ignore[method-assign]
         self.shell._flush = lambda: None  # type: ignore[method-assign]
         for connection in self.shell._connections.values():
-            transport = connection._transport if isinstance(connection, ResumableConnection) else connection
-            transport._transport.abort()
+            cut(connection)
         return events
 
 

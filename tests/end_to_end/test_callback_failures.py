@@ -134,7 +134,7 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
 
     def leave(x: Any) -> Any:
         ours = host_callbacks.CLIENT_CHANNEL
-        for each in [*ours._direct, *(() if only_to_hosts else (ours._channel,))]:
+        for each in [*ours.direct_channels, *(() if only_to_hosts else (ours.channel,))]:
             each.shut_down()
         return np.asarray(x)
 

@@ -106,8 +106,8 @@ def on_own_channels() -> tuple[list[bool], bool]:
     found = are_right()
     until(lambda: all(map(CLIENT_CHANNEL.sends_to, jax.devices())))
     found += are_right()
-    counts = [channel.liveness.counts() for channel in CLIENT_CHANNEL._direct if channel.liveness is not None]
-    for channel in list(CLIENT_CHANNEL._direct):
+    counts = [channel.liveness.counts() for channel in CLIENT_CHANNEL.direct_channels if channel.liveness is not None]
+    for channel in CLIENT_CHANNEL.direct_channels:
         channel.shut_down()
     return found + are_right(), [min(both) >= x.nbytes for both in counts] == [True, True]
 

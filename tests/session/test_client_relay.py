@@ -78,7 +78,7 @@ def far_relay(cluster: FakeCluster) -> Iterator[ClientRelay]:
 def connected(relay: ClientRelay) -> DataChannel:
     where = relay.where
     channel = DataChannel.connect(parse_address(where.address), where.session, where.secret)
-    until(lambda: relay._channel is not None)
+    until(lambda: relay.channel is not None)
     return channel
 
 
@@ -117,7 +117,7 @@ def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeClust
     channel.send(0, 17, [b"no call"])
     channel.close()
     receiver.join()
-    until(lambda: relay._channel is None)
+    until(lambda: relay.channel is None)
     assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
 
 
@@ -184,15 +184,15 @@ def test_large_contents_take_further_connections_of_the_clients_channel(cluster:
     relay = far_relay
     channel = connected(relay)
     receiver = listening(channel)
-    served = relay._channel
+    served = relay.channel
     assert served is not None
     assert served._streams is not None
     assert channel._streams is not None
     up, down, large = SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 1, bytes(range(256)) * (1 << 13)
 
     def wait_for(holds: Callable[[], bool]) -> None:
-        until(lambda: relay._channel is not served or holds())
-        assert relay._channel is served, "a further connection has replaced the channel"
+        until(lambda: relay.channel is not served or holds())
+        assert relay.channel is served, "a further connection has replaced the channel"
 
     for count in (1, 2):
         threading.Thread(target=relay.forward, args=(down, large, False, lambda: None), daemon=True).start()
@@ -209,7 +209,7 @@ def test_large_contents_take_further_connections_of_the_clients_channel(cluster:
     stray = DataChannel.dial(parse_address(relay.where.address))
     stray._socket.send(opening)
     until(lambda: _has_ended(stray))
-    assert relay._channel is served
+    assert relay.channel is served
     channel.close()
     receiver.join()
 
@@ -245,9 +245,9 @@ def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: Cl
     former.send(0, write, [b"ab"], more=True)
     former.send(0, first_call(0), encode(Landed(other)))
     receiver.wait(3)  # the part has arrived, because its channel keeps the order
-    before = relay._channel
+    before = relay.channel
     channel = connected(relay)
-    until(lambda: relay._channel is not before)
+    until(lambda: relay.channel is not before)
     channel.send(0, write, [b"abcd"])
     until(lambda: cluster.uploads)
     assert cluster.uploads == [((1,), feed, b"abcd")]
@@ -408,9 +408,9 @@ def test_a_client_that_connects_anew_leaves_no_call_of_its_old_connection_unansw
     receiver = listening(old)
     give(relay, first_call(0) + 1, Call(3, ()))
     receiver.wait(1)
-    before = relay._channel
+    before = relay.channel
     new = connected(relay)
-    until(lambda: relay._channel is not before)
+    until(lambda: relay.channel is not before)
     until(lambda: cluster.answers)
     old.close()
     new.close()
@@ -498,7 +498,7 @@ def test_small_contents_outlive_the_channel_on_which_the_client_got_their_slots(
     old = before.writer()
     old[write] = b"1234"
     before.close()
-    until(lambda: relay._channel is None)
+    until(lambda: relay.channel is None)
     after = Slots(connected(relay))
     assert relay.take_small(write, 4) == b"1234"
     new = after.writer()

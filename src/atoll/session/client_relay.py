@@ -181,6 +181,11 @@ class ClientRelay:
             self._notify(Dial(host, access.address, access.session, access.secret, access.lease, certificate))
 
     @property
+    def channel(self) -> DataChannel | None:
+        """The channel that the client has opened last, or None if it has none."""
+        return self._channel
+
+    @property
     def has_client(self) -> bool:
         """Whether the client has a channel, on which it can be asked for contents."""
         return self._channel is not None

@@ -216,8 +216,8 @@ class FarHost:
     def let_dial(self) -> DataChannel:
         """Make the client connect, and return its channel when it is open."""
         self.notify(self.dial(3))
-        until(lambda: 3 in self.client_channel._direct.values() and 5 in self.port._scripts)
-        (channel,) = self.client_channel._direct
+        until(lambda: 3 in self.client_channel.direct_channels.values() and 5 in self.port._scripts)
+        (channel,) = self.client_channel.direct_channels
         return channel
 
     def __enter__(self) -> FarHost:
@@ -248,21 +248,21 @@ def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
     assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
-    assert list(far.client_channel._direct) == [channel]
+    assert list(far.client_channel.direct_channels) == [channel]
 
 
 def test_a_proxy_learns_of_contents_that_arrive_after_its_channel_was_replaced(far: FarHost) -> None:
     channel, before = far.let_dial(), far.to_client
     assert before is not None
     before.shut_down()
-    until(lambda: far.client_channel._channel is not None and far.client_channel._channel.is_closed)
+    until(lambda: far.client_channel.channel is not None and far.client_channel.channel.is_closed)
     far.client_channel.add(None, [lambda: ()])  # opens another channel
     until(lambda: far.to_client is not before)
     contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
     assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
-    assert list(far.client_channel._direct) == [channel]
+    assert list(far.client_channel.direct_channels) == [channel]
 
 
 def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
@@ -315,15 +315,15 @@ def test_channels_for_which_no_thread_can_start_are_closed_and_the_proxy_stays(
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     ours, theirs = socket.socketpair()
-    before = dict(far.client_channel._direct)
+    before = far.client_channel.direct_channels
     assert far.to_client is not None
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         far.client_channel._take_direct(ours, 4)
-        far.client_channel._start_dialing(far.dial(5), far.client_channel._channel)  # type: ignore[arg-type]
+        far.client_channel._start_dialing(far.dial(5), far.client_channel.channel)  # type: ignore[arg-type]
     with theirs:
         assert theirs.recv(1) == b""
-    assert far.client_channel._direct == before
+    assert far.client_channel.direct_channels == before
     assert 5 not in far.client_channel._dialed
 
 

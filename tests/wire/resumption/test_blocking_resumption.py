@@ -17,6 +17,7 @@ from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import frame_header
 from atoll.wire.resumption.link import LIMITS, LinkLimits
+from tests.cut_connections import cut
 from tests.wire.resumption.network import PATIENCE_SECONDS, Hello, Listener, Note, until
 
 COUNT = 2000
@@ -69,8 +70,8 @@ def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_pa
             listener.connection.send(Note(number))
             if draw.random() < 0.01:
                 await asyncio.sleep(0.002)
-                await until(lambda: listener.connection._transport is not None)  # type: ignore[union-attr]
-                listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+                await until(lambda: not listener.connection.is_away)
+                cut(listener.connection)
                 cuts += 1
         await until(lambda: len(listener.messages) >= COUNT and len(worker.messages) >= COUNT)
         assert [each.number for each in worker.messages] == list(range(COUNT))
@@ -111,7 +112,7 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         listener = Listener(seconds=0.3)
         server, worker = await begin(tmp_path, listener)
         server.close()
-        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+        cut(listener.connection)
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
@@ -141,7 +142,7 @@ def test_a_worker_whose_peer_only_sends_parts_of_a_message_ends_when_the_grace_i
             hostile.listen()
             dripping = threading.Thread(target=drip, args=(hostile, stop))
             dripping.start()
-            listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+            cut(listener.connection)
             await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
             is_over = not worker.receives.is_alive()
             stop.set()
@@ -214,7 +215,7 @@ def test_a_worker_that_the_controller_has_given_up_ends(tmp_path):
         listener = Listener()
         server, worker = await begin(tmp_path, listener)
         listener.table.forget(listener.connection)  # type: ignore[arg-type]
-        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+        cut(listener.connection)
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
@@ -233,7 +234,7 @@ def test_where_it_is_not_granted_a_lost_socket_ends_it(tmp_path):
         listener.connection.send(Note(1))
         await until(lambda: worker.messages == [Note(1)])
         assert not worker.connection.can_resume
-        listener.connection._transport.abort()  # type: ignore[union-attr]
+        cut(listener.connection)
         await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
         assert not worker.receives.is_alive()
         worker.connection.close()
@@ -249,7 +250,7 @@ def test_a_peer_of_this_machine_whose_process_has_ended_is_not_waited_for(tmp_pa
         server.close()
         listener.watched[os.getpid()]()
         assert listener.events == [], "something that it has sent may still come"
-        listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+        cut(listener.connection)
         await until(lambda: len(listener.events) == 1)
         assert listener.events != ["away"]
         worker.connection.close()

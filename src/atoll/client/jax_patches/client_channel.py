@@ -290,6 +290,16 @@ class ClientChannel:
             case Dial():
                 self._start_dialing(message, channel)
 
+    @property
+    def channel(self) -> DataChannel | None:
+        """The channel to the proxy that was opened last. It is None before the first call."""
+        return self._channel
+
+    @property
+    def direct_channels(self) -> dict[DataChannel, int]:
+        """The channels to hosts that bypass the proxy, each with its host."""
+        return dict(self._direct)
+
     def _direct_to(self, host: int) -> DataChannel | None:
         """Return the latest direct channel to a host, or None."""
         found = [channel for channel, its in list(self._direct.items()) if its == host and not channel.is_closed]
