@@ -11,6 +11,7 @@ import msgspec
 
 import atoll.launch.launch_dumps
 import atoll.migration.migration_dumps
+import atoll.state.state_dumps
 import atoll.telemetry.telemetry_dumps  # noqa: F401
 from atoll._version import __version__
 from atoll.cluster.locations import DeviceLocation, HostDevice
@@ -73,8 +74,8 @@ from atoll.state.object_dumps import (
 from atoll.state.offenses import Running
 from atoll.state.queued_nodes import Dependency
 from atoll.state.session import Session
-from atoll.state.state_dumps import DurationsOf, Key, TurnsOf
 from atoll.state.stepped_work import Bug
+from atoll.state.stored_forms import DurationsOf, Key, TurnsOf
 from atoll.state.tenants import Tenant
 
 _NO_TURNS: Any = ([], {})  # the stored form of empty `Turns`

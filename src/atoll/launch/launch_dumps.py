@@ -45,8 +45,8 @@ from atoll.state.object_dumps import AnyRef, As, Callback, Counts, Deque, Dump, 
 from atoll.state.programs import HostPlan
 from atoll.state.queued_nodes import Dependency, Gang, QueuedNode
 from atoll.state.session import ControlFlowRun, Launch, Session
-from atoll.state.state_dumps import DurationsOf, GroupsOf, Key, Requirement, RunGangsForm, TurnsOf, Units
 from atoll.state.stepped_work import Bug
+from atoll.state.stored_forms import DurationsOf, GroupsOf, Key, Requirement, RunGangsForm, TurnsOf, Units
 from atoll.state.tallies import Tally
 from atoll.state.tenants import Tenant
 

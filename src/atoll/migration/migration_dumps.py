@@ -20,7 +20,7 @@ from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.object_dumps import AnyRef, Callback, Counts, Dump, Ref, Shared, callback, dump_of
 from atoll.state.session import Launch, Session
 from atoll.state.session_states import SessionState
-from atoll.state.state_dumps import DurationsOf, Key
+from atoll.state.stored_forms import DurationsOf, Key
 
 
 @dump_of(InternalPrograms, "internal programs")

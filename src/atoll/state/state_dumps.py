@@ -8,7 +8,7 @@ and `object_dumps` reads and sets the attributes. The annotation of a field says
 - `Shared[ArraySpec]`: the number of an immutable value that many objects share, which is stored once
 - `Callback`: the name of a method that `callback` declares, with its object and arguments
 - `Deque`, `Counts`: a list and a dict that become a `deque` and a `Counter`
-- `Annotated[form, As(make)]`: a stored form from which `make` makes the value; for example `TurnsOf`
+- `Annotated[form, As(make)]`: a stored form from which `make` makes the value (`stored_forms`)
 
 If you change a struct, follow "Change a stored struct" in CONTRIBUTING.md.
 """
@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from atoll.cluster.lifecycle import Island, IslandState
-from atoll.cluster.locations import DeviceLocation, MemoryRequirement
+from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import Host, ResourceManager
@@ -48,11 +47,9 @@ from atoll.state.compiled_functions import FunctionRegistry, FunctionReport, Reg
 from atoll.state.delegated_parts import NotDelegated
 from atoll.state.device_clocks import DeviceClocks, _Host
 from atoll.state.dispatch_units import UnitBuilder, _Forming
-from atoll.state.durations import Durations
 from atoll.state.estimates import Estimates
-from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue, RunGangs
+from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds
 from atoll.state.gang_states import GangState, Reason
-from atoll.state.grouped_counts import CountGroup, GroupedCounts
 from atoll.state.launch_states import LaunchState
 from atoll.state.memory_ledger import Block, BlockGroup, MemoryLedger, _Memory
 from atoll.state.object_dumps import As, Callback, Counts, Deque, Dump, Ref, RefTo, Shared, callback, dump_of
@@ -63,89 +60,11 @@ from atoll.state.queued_nodes import Dependency, Dropped, Gang, HostCallKind, Qu
 from atoll.state.rates import Bucket, Rates, TenantRates
 from atoll.state.session import ControlFlowRun, Feeds, GangRun, Launch, Session
 from atoll.state.session_states import SessionState
-from atoll.state.stepped_work import Remains, Turns, _Part
+from atoll.state.stepped_work import Remains, _Part
+from atoll.state.stored_forms import GroupsOf, Hosts, Key, Made, Requirement, TurnsOf, Units
 from atoll.state.tallies import Histogram, Tally
 from atoll.state.tenants import Tenant, Tenants
 from atoll.state.usage import Account, Meter
-
-# ---- forms of values
-
-
-def _durations(since: dict[Any, float]) -> Durations[Any]:
-    made: Durations[Any] = Durations()
-    made._since = since
-    return made
-
-
-def _read_turns(turns: Turns[Any]) -> tuple[Any, ...]:
-    return [(tenant, list(sessions)) for tenant, sessions in turns._sessions.items()], turns.waiting
-
-
-def _turns(order: list[tuple[str, list[int]]], waiting: dict[int, Any]) -> Turns[Any]:
-    made: Turns[Any] = Turns()
-    made._sessions = {tenant: dict.fromkeys(sessions) for tenant, sessions in order}
-    made._tenants = {session: tenant for tenant, sessions in order for session in sessions}
-    made.waiting.update(waiting)
-    return made
-
-
-def _update_turns(turns: Turns[Any], made: Turns[Any]) -> None:
-    turns._sessions, turns._tenants = made._sessions, made._tenants
-    turns.waiting.clear()
-    turns.waiting.update(made.waiting)
-
-
-def _read_groups(groups: GroupedCounts[Any, Any]) -> tuple[Any, ...]:
-    """Return the keys in order, with the group of each; and the groups as (count, whether it was divided)."""
-    numbers = {id(group): number for number, group in enumerate(groups)}
-    keys = [(key, numbers[id(group)]) for key, group in groups._groups.items()]
-    return keys, [(group.count, group.was_divided) for group in groups]
-
-
-def _groups(keys: list[tuple[Any, int]], counts: list[tuple[Any, bool]]) -> GroupedCounts[Any, Any]:
-    made: GroupedCounts[Any, Any] = GroupedCounts(replace, astuple)
-    groups = [CountGroup[Any, Any](set(), count, was_divided) for count, was_divided in counts]
-    for key, number in keys:
-        groups[number].keys.add(key)
-        made._groups[key] = groups[number]
-    return made
-
-
-def _update_groups(groups: GroupedCounts[Any, Any], made: GroupedCounts[Any, Any]) -> None:
-    groups._groups = made._groups
-    groups.version += 1
-
-
-if TYPE_CHECKING:
-    DurationsOf = Durations
-    TurnsOf = Turns
-    GroupsOf = GroupedCounts
-else:
-
-    class DurationsOf:
-        def __class_getitem__(cls, key: Any) -> Any:
-            return Annotated[dict[key, float], As(_durations, read=lambda durations: durations._since)]
-
-    class TurnsOf:
-        def __class_getitem__(cls, item: Any) -> Any:
-            form = tuple[list[tuple[str, list[int]]], dict[int, Deque[item]]]
-            return Annotated[form, As(_turns, True, _read_turns, _update_turns)]
-
-    class GroupsOf:
-        def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
-            form = tuple[list[tuple[types[0], int]], list[tuple[types[1], bool]]]
-            return Annotated[form, As(_groups, True, _read_groups, _update_groups)]
-
-
-# A requirement is shared, since the ledger remembers requirements by identity.
-Requirement = Shared[MemoryRequirement]
-Hosts = Shared[tuple[int, ...]]
-Key = tuple[int, int]
-Units = tuple[tuple[Ref[GangSpec], ...], ...]
-Made = Annotated[tuple[int, Requirement, frozenset[int]], As(MadeValue, True)]
-RunGangsForm = Annotated[
-    tuple[tuple[Ref[GangSpec], ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]], As(RunGangs, True)
-]
 
 # ---- the cluster's devices, tenants and usage
 

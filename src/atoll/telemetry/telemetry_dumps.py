@@ -11,7 +11,7 @@ from atoll.protocol.spans import SessionCalls, SessionName
 from atoll.state.gang_specs import GangSpec, RunGangs
 from atoll.state.gang_states import Reason
 from atoll.state.object_dumps import As, Counts, Deque, Dump, Ref, Shared, dump_of
-from atoll.state.state_dumps import Hosts, RunGangsForm
+from atoll.state.stored_forms import Hosts, RunGangsForm
 from atoll.state.tallies import Histogram
 from atoll.state.tenants import Tenant
 from atoll.telemetry.clocks import Clock, _RoundTrip
