@@ -29,6 +29,7 @@ to standard error.
 | 2 | an invalid command line |
 | 78 | the command would always fail: its address, a setting or persisted data, or another controller has taken over |
 | 130 | interrupted, as with Ctrl-C |
+| 141 | the reader of standard output has ended, as with `atoll logs \\| head -1` |
 | another | `atoll run` has the status of its command, or 126 or 127 if that cannot be executed |
 
 Commands for a running cluster take `--address`, `--join` or `--name`. Without them they use `ATOLL_ADDRESS` or

@@ -21,6 +21,7 @@ from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.operate.command import command_line
 from atoll.operate.command import scripts as run_command
+from atoll.operate.command.standard_output import OUTPUT_CLOSED
 from atoll.protocol.messages.proxy_messages import MOST_CARRIED_BYTES
 from atoll.protocol.questions import MOST_CONTENTS
 from atoll.quantities import human_bytes
@@ -263,7 +264,7 @@ def test_the_page_of_commands_has_the_exit_statuses_of_the_code() -> None:
     table = page[page.index("| exit status |") : page.index("\n\nCommands for a running cluster")]
     named = {int(status) for status in re.findall(r"\b\d+\b", table)}
     codes = {run_command.NOT_EXECUTABLE, run_command.NOT_FOUND, run_command.INTERRUPTED, command_line.REFUSED}
-    assert named == {0, 1, 2} | codes
+    assert named == {0, 1, 2, OUTPUT_CLOSED} | codes
 
 
 def test_the_readme_and_the_page_agree_about_what_kubernetes_and_slurm_have_run() -> None:

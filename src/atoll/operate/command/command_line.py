@@ -35,6 +35,7 @@ from atoll.operate.command import (
     tenant_commands,
     watch_commands,
 )
+from atoll.operate.command.standard_output import OUTPUT_CLOSED, OutputError, checked_output
 from atoll.operate.command.terminal import fail, repeat_dropped_interrupts
 
 # The exit status if the same command will always fail: EX_CONFIG of sysexits.h. Units of services do not try again.
@@ -135,7 +136,12 @@ def main() -> None:
     for line in misspelled_variables(os.environ):
         print(f"atoll: {line}", file=sys.stderr)
     try:
-        sys.exit(app(prog_name="atoll", standalone_mode=False))
+        with checked_output():
+            sys.exit(app(prog_name="atoll", standalone_mode=False))
+    except OutputError as error:
+        if error.is_closed:
+            sys.exit(OUTPUT_CLOSED)
+        fail(str(error))
     except ListenError as error:  # a port may be free later
         fail(str(error))
     except (AddressError, SettingsError, IncompatibleJournalError, SupersededError) as error:

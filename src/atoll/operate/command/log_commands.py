@@ -9,6 +9,8 @@ import typer
 
 from atoll.operate.command.command_options import read_time_span
 
+_KINDS = ("engine", "controller", "worker")
+
 
 def logs(
     name: Annotated[
@@ -32,6 +34,8 @@ def logs(
     The logs of the last 5 runs per name, and of the last 5 standbys, are kept in ATOLL_STATE_DIR, with 32 MiB each at
     most. The log has the messages of the processes on this machine; `atoll host` prints those of another machine there.
     """
+    if process and process not in _KINDS:
+        raise typer.BadParameter(f"--process {process!r}: expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
     from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
     from atoll.operate.cluster_registry import ClusterRegistry
 

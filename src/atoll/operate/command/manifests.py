@@ -22,6 +22,7 @@ from atoll.operate.command.command_options import (
 
 # Names of Kubernetes objects, short enough for a suffix.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # The suffix in the name of an object.
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
@@ -161,6 +162,8 @@ def kubernetes(
     from atoll.manifests.kubernetes import DEVICE_RESOURCES, KubernetesCluster, as_yaml, manifests
     from atoll.manifests.kustomize import write_base
 
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise typer.BadParameter(f"--namespace {namespace!r}: expected up to 63 of a-z, 0-9 and -")
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
     settings, tokens = _settings(islands, cluster), tenant_tokens(cluster)
