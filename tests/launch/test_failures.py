@@ -36,6 +36,24 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
 
+@pytest.mark.parametrize(("decisions", "reads"), [(9, True), (10, False)], ids=["before", "now"])
+def test_a_read_of_several_arrays_does_not_start_if_one_of_them_has_failed(decisions: int, reads: bool) -> None:
+    """The hosts do not know that the results of a failed callback are wrong."""
+    play = Play(decisions=decisions)
+    play.say(m.RegisterFunction(1, "content", 900, ((0, 1),)))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
+    play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=True))
+    both = on(0, 1)
+    play.say(m.RegisterProgram(1, single("callback", (), Call(1, (), (both, both), (0, 1)))))
+    play.say(m.RegisterProgram(2, single("get", (both, both), DeviceToHost((0, 1), 0, None), feeds=1)))
+    (run,) = runs(play.say(m.Launch(1, (), (11, 12), ())))
+    assert runs(play.say(m.Launch(2, (11, 12), (13,), (5,)))) == []
+    play.say(m.Await(6, (13,)))
+    sent = play.report(0, m.Failed(run.sequence, BROKEN))
+    assert len(runs(sent)) == reads
+    assert any(isinstance(each, m.Awaited) and each.status == BROKEN for each in sent) != reads
+
+
 def test_what_could_not_be_sent_to_a_host_that_fails_fails_by_that_loss():
     play = Play("2x1x1")
     play.with_put()

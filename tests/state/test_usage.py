@@ -121,7 +121,7 @@ def test_moved_bytes_are_those_that_a_step_writes():
         p.Send(0, (0, 1), EXCHANGE): 0,
         p.Receive(1, LOCAL, EXCHANGE): 32,
         p.Get(0, 1, 5, (8,), None, (0,), (half,)): 16,
-        p.GetAll((0, 0), 1, 5, (0, 0)): 64,
+        p.GetAll((0, 0), 1, 5, (0, 1)): 32,
         p.Select((0,), 1, LOCAL, (p.Take(0, 0),), False): 0,
         p.Execute("f", (0,), 1, (), (), False): 0,
     }

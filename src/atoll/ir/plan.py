@@ -101,9 +101,9 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
 
 
 class GetAll(msgspec.Struct, frozen=True, array_like=True, tag="get all", gc=False):
-    """Sends several arrays to the client's proxy, one after the other: local shard `shards[i]` is array `inputs[i]`.
+    """Sends shards of several arrays to the client's proxy, one after the other: `shards[i]` of array `inputs[i]`.
 
-    Value `completion` is ready when everything is sent.
+    Shards have local numbers. Value `completion` is ready when everything is sent.
     """
 
     inputs: tuple[int, ...]
@@ -274,7 +274,7 @@ STEP_KINDS: dict[type[Step], str] = {
 def uses(step: Step) -> tuple[int, ...]:
     """Return the values that the step reads."""
     match step:
-        case Execute(inputs=inputs) | Move(inputs=inputs) | SendRows(inputs=inputs):
+        case Execute(inputs=inputs) | GetAll(inputs=inputs) | Move(inputs=inputs) | SendRows(inputs=inputs):
             return inputs
         case Python(arguments=arguments):
             return tuple(value for _, value in arguments)

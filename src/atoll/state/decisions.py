@@ -60,6 +60,8 @@ class Decisions:
             Before, these limits were 20 and 24.
         moves_over_islands: A migration may change the islands of a function on several islands. Before, this was
             refused, also if a suspended session was resumed.
+        counts_grouped_reads: A launch that reads several arrays with one request uses all of them. So it fails if one
+            of them fails before it starts, and they stay on their devices until then. Before, it used none of them.
     """
 
     counts_lists: bool
@@ -86,6 +88,7 @@ class Decisions:
     tries_after_calls: bool
     admits_more_callbacks: bool
     moves_over_islands: bool
+    counts_grouped_reads: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -115,4 +118,5 @@ class Decisions:
             tries_after_calls=number >= 10,
             admits_more_callbacks=number >= 10,
             moves_over_islands=number >= 10,
+            counts_grouped_reads=number >= 10,
         )

@@ -16,7 +16,7 @@ from atoll.ir.lowering import lower_in_steps
 from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
 from atoll.ir.program import Program, Report, specs_of
 from atoll.ir.steps import Steps, collected, freed
-from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Box, nbytes
 from atoll.state.compiled_functions import FunctionReport, check_calls
 from atoll.state.delegated_parts import NotDelegated
 from atoll.state.dispatch_units import UnitBuilder
@@ -48,6 +48,7 @@ def register_in_steps(
     compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
     joint_islands: int = 0,
+    counts_grouped_reads: bool = True,
 ) -> Steps[RegisteredProgram]:
     """Lower a program, and return what its launches need.
 
@@ -59,6 +60,7 @@ def register_in_steps(
       compiled: the workers' reports about functions, by name.
       account: the account that launches are charged to.
       joint_islands: number of islands from which a call of one function has a joint gang, or 0.
+      counts_grouped_reads: the decision of this name (`state.decisions`).
 
     Raises:
       StatusError: INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
@@ -77,7 +79,7 @@ def register_in_steps(
         raise invalid(f"program {program.name!r} is too large for one message to a host: split it")
     segments_of = yield from _segments_of(lowered)
     specs, reports = yield from _declared(program)
-    gangs = _GangSpecs()
+    gangs = _GangSpecs(counts_grouped_reads)
     for gang in lowered.gangs:
         gangs.add(gang, segments_of.pop(), lowered, position_of, program, compiled.get(gang.function, _UNKNOWN))
         yield
@@ -223,7 +225,8 @@ class _GangSpecs:
       memory: the memory of values whose functions report another one than was declared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts_grouped_reads: bool) -> None:
+        self._counts_grouped_reads = counts_grouped_reads
         self.by_node: dict[int, list[GangSpec]] = {}
         self.islands: set[int] = set()
         self.functions: dict[str, None] = {}
@@ -267,7 +270,12 @@ class _GangSpecs:
     ) -> GangSpec:
         host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
         steps = [step for segment in segments.values() for step in segment.steps]
-        uses = {value for step in steps for value in p.uses(step)}
+        uses = {
+            value
+            for step in steps
+            if self._counts_grouped_reads or not isinstance(step, p.GetAll)
+            for value in p.uses(step)
+        }
         return GangSpec(
             island=gang.island,
             hosts=gang.hosts,
@@ -349,9 +357,12 @@ def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
         case p.Get(input=value, boxes=boxes) if value < len(arguments):
             return _of_boxes(arguments[value].dtype, boxes)
         case p.GetAll(inputs=values):
-            read = [arguments[value] for value in values if value < len(arguments)]
-            return sum(_of_boxes(each.dtype, [tuple((0, size) for size in each.shape)]) for each in read)
+            return sum([_of_a_shard(arguments[value]) for value in values if value < len(arguments)])
     return 0
+
+
+def _of_a_shard(spec: ArraySpec) -> int:
+    return nbytes(spec) // max(1, len(spec.sharding.devices))
 
 
 def _of_array(array: p.LocalArray) -> int:
