@@ -14,7 +14,7 @@ from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.named_arrays import named_arrays
 from atoll.protocol.messages import MOST_PUBLISHED
-from atoll.protocol.questions import MOST_ARRAYS
+from atoll.protocol.questions import MOST_ARRAYS, MOST_SHARDS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "limits.md"
 _HEAD = """\
@@ -52,6 +52,7 @@ _SIZES = (
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
     ("buffers that a session has sent and that no launch has used yet", MAX_EARLY_FEEDS, "the session ends"),
     ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
+    ("different shards of all arrays of such a request", MOST_SHARDS, "more requests"),
 )
 _TENANTS = """
 ## Limits of tenants

@@ -95,8 +95,9 @@ class _Parser:
 
     def _get(self) -> DeviceToHost:
         values = self.items(self.value)
+        positions = self.ranges() if self.has("shards") else ()
         self.expect("feed")
-        return DeviceToHost(values, self.integer(), self.strides())
+        return DeviceToHost(values, self.integer(), self.strides(), (), positions)
 
     def _report(self) -> Report:
         return Report((self.value(),))

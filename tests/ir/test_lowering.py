@@ -315,6 +315,31 @@ def test_whole_arrays_of_one_host_are_read_by_one_step():
     assert plan.segments[0].steps == (p.GetAll((0, 1, 2), 3, 0, (0, 0, 0)),)
 
 
+def test_shards_of_one_host_are_read_by_one_step():
+    tiled = on_devices(1, 2, 3, 0, tiling=Tiled((4,), (0, 1, 2, 3)))
+    read = DeviceToHost((0, 0, 1), 0, None, (), (1, 2, 0))
+    program = Program("get", (tiled, on_devices(3)), (read,), (2,), 1)
+    lowered = lower(program, cluster(1, 2, 2), {})
+    (plan,) = lowered.plans.values()
+    assert plan.segments[0].steps == (p.GetAll((0, 0, 1), 2, 0, (0, 1, 0)),)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error"),
+    [
+        ((0, 1, 0), "must be on one host, but these are on 2 hosts"),
+        ((1, 4, 0), "shard 4 of an array of 4 shards cannot be read"),
+        ((-1, 1, 0), "shard -1 of an array of 4 shards cannot be read"),
+    ],
+)
+def test_other_shards_cannot_be_read_together(positions: tuple[int, ...], error: str):
+    tiled = on_devices(1, 2, 3, 0, tiling=Tiled((4,), (0, 1, 2, 3)))
+    read = DeviceToHost((0, 0, 1), 0, None, (), positions)
+    program = Program("get", (tiled, on_devices(3)), (read,), (2,), 1)
+    with pytest.raises(StatusError, match=error):
+        lower(program, cluster(1, 2, 2), {})
+
+
 @pytest.mark.parametrize(
     ("specs", "error"),
     [

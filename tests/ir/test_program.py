@@ -104,7 +104,7 @@ def test_programs_of_every_node_and_sharding_survive_the_wire():
             Call(3, (0, 1), (ONE,), (0, 1), (0,), (1,), True),
             Transfer((2,), (TWO,), True, True),
             Rearrange((0,), (ONE,), (Mapping(0, 0, (0, 4, 2), (0, 2, 1)),), True, True),
-            DeviceToHost((3,), 2, (-4,)),
+            DeviceToHost((3,), 2, (-4,), (), (1,)),
         ),
         (6, 7),
         3,

@@ -144,6 +144,7 @@ def every_node() -> Program:
         DeviceToHost((0,), 4, (-4,)),
         DeviceToHost((0,), 5, None),
         DeviceToHost((0, 1), 3, None),
+        DeviceToHost((0, 0, 1), 3, None, (), (0, 1, 0)),
         HostToDevice(
             (
                 HostBuffer(0, (2,), None, (0,), 0),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from atoll.host_services.calls.call_messages import ReadWanted
+from atoll.ir import plan as p
 from atoll.worker.client_reads import ClientReads
 from atoll.worker.store import COMPUTED, Buffer, MemoryHolds
 from tests.waiting import until
@@ -114,3 +116,19 @@ def test_an_array_is_refused_if_it_is_large_or_no_thread_is_left() -> None:
     refused = [Host(LateArray(1 << 20)), Host(LateArray(), has_threads=False)]
     assert [host.read() for host in refused] == [False, False]
     assert [host.buffer.is_exclusive for host in refused] == [True, True]
+
+
+def test_several_shards_of_an_array_are_sent_together_and_protected_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(LateArray())
+    monkeypatch.setattr(host, "shards", lambda array: [CONTENTS, CONTENTS * 2, CONTENTS * 3])
+    run: Any = SimpleNamespace(session=5, feeds=(77,))
+    values = {3: host.buffer}
+    read = host.reads.read_all(p.GetAll((3, 3), 4, 0, (2, 0)), run, values)
+    assert (host.sent, host.buffer.is_exclusive) == ([], False)
+    channel: Any = SimpleNamespace(send_in_parts=lambda *sent: host.sent.append(sent))
+    read.read(channel)  # type: ignore[call-arg]
+    assert host.sent == [(5, 77, (CONTENTS * 3).tobytes() + CONTENTS.tobytes())]
+    assert host.buffer.is_exclusive
+    assert values.keys() == {3, 4}

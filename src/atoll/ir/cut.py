@@ -216,17 +216,21 @@ class _Cut:
         (completion,) = outputs
         hosts = self.placed.values[completion]
         assert not isinstance(hosts, Located)
-        if len(node.inputs) > 1:
-            inputs = self._numbers(node.inputs)
-            shards = tuple(map(_whole_shard, self.placed.arrays(node.inputs)))
-            made.on(hosts[0]).add(p.GetAll(inputs, completion, node.feed, shards), inputs, (completion,))
+        if len(node.inputs) > 1 or node.positions:
+            inputs, arrays = self._numbers(node.inputs), self.placed.arrays(node.inputs)
+            if node.positions:
+                shards = tuple([each.shard_of[i] for each, i in zip(arrays, node.positions, strict=True)])
+            else:
+                shards = tuple(map(_whole_shard, arrays))
+            step = p.GetAll(inputs, completion, node.feed, shards)
+            made.on(hosts[0]).add(step, tuple(dict.fromkeys(inputs)), (completion,))
             return
         (located,), (value,) = self.placed.arrays(node.inputs), self._numbers(node.inputs)
         if isinstance(located.spec.sharding.tiling, Replicated):
             boxes: dict[Box, int] = {tuple((0, size) for size in located.spec.shape): 0}
         else:
             boxes = {box: origins[0] for box, origins in located.grid.origins.items()}
-        step = p.Get(
+        read = p.Get(
             value,
             completion,
             node.feed,
@@ -235,7 +239,7 @@ class _Cut:
             tuple(located.shard_of[position] for position in boxes.values()),
             tuple(boxes),
         )
-        made.on(hosts[0]).add(step, (value,), (completion,))
+        made.on(hosts[0]).add(read, (value,), (completion,))
 
     def _rearrange(self, node: Rearrange, outputs: range, made: _Node) -> None:
         inputs, held = self._numbers(node.inputs), self.placed.arrays(node.inputs)

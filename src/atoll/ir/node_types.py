@@ -82,7 +82,11 @@ def _check(node: Node, types: list[ArraySpec | None]) -> None:
                 raise invalid("a switch or loop is controlled by a number on a device, and this one is on none")
         case Switch() | Loop():
             raise invalid("control flow nodes must be split into launches before lowering")
-        case Call() | DeviceToHost():
+        case DeviceToHost():
+            for spec, position in zip(inputs, node.positions, strict=False):
+                if not 0 <= position < len(spec.sharding.devices):
+                    raise invalid(f"shard {position} of an array of {len(spec.sharding.devices)} shards cannot be read")
+        case Call():
             pass  # the compiled function checks its arguments
 
 

@@ -48,7 +48,7 @@ def place(program: Program, placement: Placement) -> Steps[PlacedProgram]:
                 if node.completion:
                     values.append(tuple(sorted(hosts)))
             case DeviceToHost():
-                values.append((_fetched_together(placed.arrays(node.inputs)),))
+                values.append((_fetched_together(placed.arrays(node.inputs), node.positions),))
             case Rearrange():
                 _check_rearrangement(node, placed.arrays(node.inputs), outputs)
         yield
@@ -89,9 +89,12 @@ class _Placing:
         return found
 
 
-def _fetched_together(arrays: Sequence[Located]) -> int:
-    """Return the host that sends all arrays to the client."""
-    hosts = {_fetched_from(array) for array in arrays}
+def _fetched_together(arrays: Sequence[Located], positions: Sequence[int]) -> int:
+    """Return the host that sends all arrays to the client or, with `positions`, one shard of each."""
+    if positions:
+        hosts = {array.locations[position].host for array, position in zip(arrays, positions, strict=True)}
+    else:
+        hosts = {_fetched_from(array) for array in arrays}
     if len(hosts) > 1:
         raise invalid(f"arrays that are read together must be on one host, but these are on {len(hosts)} hosts")
     return hosts.pop()

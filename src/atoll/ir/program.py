@@ -65,13 +65,15 @@ class DeviceToHost(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     """Sends the contents of an array to the client, in `strides` (None for row-major order without gaps).
 
     With several inputs, it sends their contents one after the other, without `strides`. All of them must be whole on
-    devices of one host. The only output is the completion.
+    devices of one host. With `positions`, it sends one shard of each input instead: the one at `positions[i]` of the
+    sharding of `inputs[i]`. All of these shards must be on one host. The only output is the completion.
     """
 
     inputs: tuple[int, ...]
     feed: int
     strides: tuple[int, ...] | None
     outputs: tuple[ArraySpec, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True, tag="transfer"):

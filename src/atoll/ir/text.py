@@ -203,7 +203,8 @@ def _node(node: Node, symbols: Mapping[int, str]) -> str:
             groups = groupby(node.buffers, lambda buffer: buffer.output)
             return f"put {', '.join(_host_buffers([replace(each, output=0) for each in own]) for _, own in groups)}"
         case DeviceToHost():
-            return f"get {inputs} feed {node.feed}{_strides(node.strides)}"
+            shards = f" shards {_ranges(node.positions)}" if node.positions else ""
+            return f"get {inputs}{shards} feed {node.feed}{_strides(node.strides)}"
         case Report():
             return f"report {inputs}"
         case Transfer():

@@ -220,8 +220,10 @@ def _host_to_device(node: HostToDevice, path: str) -> None:
 def _device_to_host(node: DeviceToHost, path: str) -> None:
     if not node.inputs:
         raise invalid(f"{path}.inputs is empty")
-    if node.strides is not None and len(node.inputs) > 1:
-        raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays: expected one array")
+    if node.positions and len(node.positions) != len(node.inputs):
+        raise invalid(f"{path}.positions has {len(node.positions)} entries for {len(node.inputs)} inputs")
+    if node.strides is not None and (len(node.inputs) > 1 or node.positions):
+        raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays or shards: expected one whole array")
     if node.strides is not None and len(node.strides) > MAX_RANK:
         raise invalid(f"{path}.strides has {len(node.strides)} entries: at most {MAX_RANK} are allowed")
     if any(abs(stride) > _MAX_STRIDE for stride in node.strides or ()):

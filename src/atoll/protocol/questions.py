@@ -23,6 +23,8 @@ ADDRESS_CALL = "atoll_address"
 # Of a `ContentsQuestion` and of `submission.Putting`: arrays, and bytes of all their contents.
 MOST_ARRAYS = 1024
 MOST_CONTENTS = 1 << 20
+# Of a `ContentsQuestion`: different shards of all arrays.
+MOST_SHARDS = 1 << 13
 
 _Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -85,8 +87,8 @@ class DevicesAway(msgspec.Struct, frozen=True):
 class ContentsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="contents"):
     """Request the contents of the `arrays` arrays that were staged before (see `submission.Staging`).
 
-    The answer is the contents in row-major order, one array after the other. If there is an error, and with 0 arrays,
-    the staged arrays are forgotten.
+    The answer is the contents in row-major order, one array after the other, also of sharded arrays. If there is an
+    error, and with 0 arrays, the staged arrays are forgotten.
     """
 
     arrays: Annotated[int, msgspec.Meta(ge=0, le=MOST_ARRAYS)]

@@ -100,12 +100,14 @@ class ClientReads:
         channel.send_contents(session, feed, fill)
 
     def read_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
-        """Return the read that sends arrays with one shard each to the client, one after the other."""
-        buffers = [values[value] for value in step.inputs]
+        """Return the read that sends shards of arrays to the client, one after the other."""
+        numbers = dict.fromkeys(step.inputs)
+        buffers = [values[value] for value in numbers]
         arrays = [live_array(buffer) for buffer in buffers]
-        shards_of = [self._backend.shards(array) for array in arrays]
-        shards = [each[i] for each, i in zip(shards_of, step.shards, strict=True)]
-        release = self._holds.hold_all([(buffer, len(each)) for buffer, each in zip(buffers, shards_of, strict=True)])
+        shards_of = dict(zip(numbers, map(self._backend.shards, arrays), strict=True))
+        shards = [shards_of[value][i] for value, i in zip(step.inputs, step.shards, strict=True)]
+        counts = map(len, shards_of.values())
+        release = self._holds.hold_all(zip(buffers, counts, strict=True))
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 

@@ -12,7 +12,7 @@ from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import DeviceToHost
-from atoll.ir.types import ArraySpec, Replicated, Sharding
+from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.protocol.questions import (
     MAGIC,
@@ -83,6 +83,37 @@ def test_one_launch_reads_all_staged_arrays(
         rig.session.cluster.downloads.take(feed, contents, False, lambda: None)
     rig.settle()
     assert rig.answer(op).compile.fingerprint_value == b"a" * 16 + b"b" * 4
+
+
+def test_one_launch_reads_the_shards_of_all_staged_arrays(rig: Rig) -> None:
+    divided = ArraySpec("int8", (2, 4), Sharding((0, 2), Tiled((1, 2), (0, 1))))
+    arrays = [rig.make(1, divided), rig.make(2, on(2, dtype="int8"))]
+    rig.take()
+    rig.session.staged.extend(arrays)
+    op = ask(rig, ContentsQuestion(2))
+    sent = rig.take()
+    program = next(program_of(each)[1] for each in sent if isinstance(each, m.RegisterProgram))
+    (launch,) = [each for each in sent if isinstance(each, m.Launch)]
+    assert program.nodes == (
+        DeviceToHost((0,), 0, None, (), (0,)),
+        DeviceToHost((0, 1), 1, None, (), (1, 0)),
+    )
+    for feed, contents in zip(launch.feeds, [b"abef", b"cdgh1234"], strict=True):
+        rig.session.cluster.downloads.take(feed, contents, False, lambda: None)
+    rig.settle()
+    assert rig.answer(op).compile.fingerprint_value == b"abcdefgh1234"
+
+
+def test_a_shard_whose_host_is_gone_fails_the_read(rig: Rig) -> None:
+    rig.session.staged.append(rig.make(1, ArraySpec("int8", (4,), Sharding((0, 2), Tiled((2,), (0, 1))))))
+    rig.take()
+    op = ask(rig, ContentsQuestion(1))
+    sent = rig.take()
+    (launch,) = [each for each in sent if isinstance(each, m.Launch)]
+    rig.session.cluster.downloads.take(launch.feeds[0], b"ab", False, lambda: None)
+    rig.end_waits(sent, LOST)
+    check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone")
+    assert not rig.session.cluster.downloads.any()
 
 
 def test_the_contents_of_an_array_whose_host_is_gone_fail(rig: Rig) -> None:

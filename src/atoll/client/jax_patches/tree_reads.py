@@ -14,7 +14,7 @@ from typing import Any
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll, staging, staging_call
 from atoll.errors import Kind, details_of
-from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, ContentsQuestion
+from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, MOST_SHARDS, ContentsQuestion
 
 MOST_BYTES = 1 << 16  # of an array that is read together with others
 # Guards of explicit transfers to the host that allow them without a message.
@@ -42,29 +42,43 @@ def _together(one_by_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _is_readable(leaf: Any) -> bool:
-    """Return whether the leaf is an array whose value must be read from devices, and is one row-major buffer."""
+    """Return whether the leaf is a small array whose value must be read from devices, as bytes in row-major order."""
     from atoll.client import jax_internals as internals
 
     return (
         isinstance(leaf, internals.Array)
         and leaf._npy_value is None
         and not leaf.is_deleted()
-        and leaf.is_fully_replicated
         and leaf.nbytes <= MOST_BYTES
         and internals.has_numpy_contents(leaf.dtype)
+        and (leaf.is_fully_replicated or _is_divided(leaf))
     )
+
+
+def _is_divided(array: Any) -> bool:
+    """Return whether each element of an array on several devices is an element of one or more shards."""
+    from atoll.client import jax_internals as internals
+
+    return array.is_fully_addressable and not internals.has_partial_sums(array.sharding, array.ndim)
+
+
+def _shards(array: Any) -> int:
+    """Return how many different shards an array has at most."""
+    return 1 if array.is_fully_replicated else len(array.sharding._device_assignment)
 
 
 def _batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     """Divide arrays into the lists that one request can read."""
     batch: list[Any] = []
-    size = 0
+    size = shards = 0
     for array in arrays:
-        if len(batch) == MOST_ARRAYS or size + array.nbytes > MOST_CONTENTS:
+        count = _shards(array)
+        if len(batch) == MOST_ARRAYS or size + array.nbytes > MOST_CONTENTS or shards + count > MOST_SHARDS:
             yield batch
-            batch, size = [], 0
+            batch, size, shards = [], 0, 0
         batch.append(array)
         size += array.nbytes
+        shards += count
     yield batch
 
 

@@ -6,7 +6,6 @@ IFRT needs several requests for each array.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, invalid
@@ -15,9 +14,9 @@ from atoll.executables.program_executables import PuttingExecutable, SmallWritin
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.ifrt.ifrt_session import IfrtSession
-from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
-from atoll.ir.types import ArraySpec, Replicated, contents_nbytes, nbytes
-from atoll.protocol.questions import MOST_CONTENTS
+from atoll.ifrt.requests.grouped_reads import HostRead, assemble, divide, is_whole
+from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program, single
+from atoll.ir.types import ArraySpec, contents_nbytes, nbytes
 from atoll.session.downloads import DirectDownload, Download
 
 _SMALL_BYTES = 16 << 10  # of an array that a host sends at once
@@ -26,7 +25,8 @@ _SMALL_BYTES = 16 << 10  # of an array that a host sends at once
 def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, ImmediateReply]:
     """Launch the read of the session's staged arrays, which are then no longer staged. Return the wait for the answer.
 
-    Raise INVALID_ARGUMENT if not `count` arrays are staged, or if their contents are too large for one answer.
+    Raise INVALID_ARGUMENT if not `count` arrays are staged, RESOURCE_EXHAUSTED if their contents are too large for one
+    answer, and UNIMPLEMENTED if only the client knows the positions of an array's shards.
     """
     handles = tuple(session.staged)
     session.staged.clear()
@@ -36,38 +36,33 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     specs = tuple(session.arrays.spec(handle) for handle in handles)
     if any(spec.dtype == "string" for spec in specs):
         raise invalid("the contents of strings have no fixed size")
-    total = sum(map(contents_nbytes, specs))
-    if total > MOST_CONTENTS:
-        raise StatusError(
-            Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MOST_CONTENTS} bytes"
-        )
     cluster = session.cluster
-    groups = _read_together(session, specs)
-    downloads = [
-        Download(cluster.number(), group[0].sharding.devices, sum(map(contents_nbytes, group)), cluster.make_future)
-        for group in groups
-    ]
+    reads = divide(specs, lambda device: cluster.hosts_of((device,))[0])
+    downloads = [Download(cluster.number(), read.devices, read.nbytes, cluster.make_future) for read in reads]
     if handles:
-        program = cluster.programs.number(("get all", groups), lambda: _program(groups))
-        completions = tuple(cluster.mint() for _ in groups)
+        key = ("get all", specs, tuple([read.devices for read in reads]))
+        program = cluster.programs.number(key, lambda: _program(specs, reads))
+        completions = tuple(cluster.mint() for _ in reads)
         feeds = tuple(download.feed for download in downloads)
         session.launch(program, handles, completions, feeds, wait=cluster.expect(*downloads))
-    return _answer(downloads, specs[0].sharding.devices[:1] if specs else (0,))
+    return _answer(specs, reads, downloads)
 
 
-def _read_together(session: IfrtSession, specs: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], ...]:
-    """Divide arrays into groups, each of which one node can read."""
-    hosts = {session.cluster.hosts_of(spec.sharding.devices[:1])[0] for spec in specs}
-    are_whole = all(isinstance(each.sharding.tiling, Replicated) or len(each.sharding.devices) == 1 for each in specs)
-    return (specs,) if len(hosts) == 1 and are_whole else tuple((spec,) for spec in specs)
+def _program(specs: tuple[ArraySpec, ...], reads: Sequence[HostRead]) -> Program:
+    """Return a program that reads arrays, with one feed for each host."""
+    nodes = tuple(_read(specs, feed, read) for feed, read in enumerate(reads))
+    return Program("copy to host", specs, nodes, tuple(range(len(specs), len(specs) + len(reads))), len(reads))
 
 
-def _program(groups: tuple[tuple[ArraySpec, ...], ...]) -> Program:
-    """Return a program that reads arrays, each group as one feed."""
-    specs = tuple(spec for group in groups for spec in group)
-    starts = [0, *accumulate(map(len, groups))]
-    nodes = tuple(DeviceToHost(tuple(range(*each)), feed, None) for feed, each in enumerate(pairwise(starts)))
-    return Program("copy to host", specs, nodes, tuple(range(len(specs), len(specs) + len(groups))), len(groups))
+def _read(specs: Sequence[ArraySpec], feed: int, read: HostRead) -> DeviceToHost:
+    if all(is_whole(specs[number]) for number in read.arrays):
+        return DeviceToHost(read.arrays, feed, None)
+    return DeviceToHost(read.arrays, feed, None, (), tuple([part.position for part in read.parts]))
+
+
+def _program_of_one(spec: ArraySpec) -> Program:
+    """Return a program that reads one array, in row-major order."""
+    return single("copy to host", (spec,), DeviceToHost((0,), 0, None), feeds=1)
 
 
 def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> None:
@@ -90,7 +85,7 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
             spec = session.arrays.spec(handle)
             if spec.dtype == "string":
                 raise invalid("the contents of strings have no fixed size")
-            program = cluster.programs.number(("get all", ((spec,),)), lambda: _program(((spec,),)))
+            program = cluster.programs.number(("get", spec), lambda: _program_of_one(spec))
         except StatusError as error:
             on_fail(error.status)
             return
@@ -125,9 +120,7 @@ def _whole_on(record: ArrayRecord) -> int:
         return -1
     if record.memory.is_deleted:
         return -1
-    sharding = spec.sharding
-    is_whole = isinstance(sharding.tiling, Replicated) or len(sharding.devices) == 1
-    return sharding.devices[0] if is_whole and contents_nbytes(spec) <= _SMALL_BYTES else -1
+    return spec.sharding.devices[0] if is_whole(spec) and contents_nbytes(spec) <= _SMALL_BYTES else -1
 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:
@@ -185,13 +178,16 @@ def _put_program(specs: tuple[ArraySpec, ...]) -> Program:
     return Program("device_put", (), (node,), tuple(range(len(specs))), 1)
 
 
-async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:
+async def _answer(
+    specs: Sequence[ArraySpec], reads: Sequence[HostRead], downloads: Sequence[Download]
+) -> ImmediateReply:
     try:
-        contents = b"".join([memoryview(part).cast("B") for each in downloads for part in await _parts(each)])
+        contents = [b"".join([memoryview(part).cast("B") for part in await _parts(each)]) for each in downloads]
     finally:
         for download in downloads:
             download.drop()
-    return ImmediateReply("contents of arrays", devices, contents)
+    devices = specs[0].sharding.devices[:1] if specs else (0,)
+    return ImmediateReply("contents of arrays", devices, assemble(specs, reads, contents) if specs else b"")
 
 
 async def _parts(download: Download) -> list[Any]:
