@@ -34,7 +34,7 @@ Place = int | tuple[tuple[int, ...], int]
 
 @dataclass(eq=False)
 class Value:
-    """An array of int32. If it depends on a call that fails, `failure` names the call, and stock JAX has no array.
+    """An array of int32. If it depends on a call that fails, `failure` names the call, and there may be no array.
 
     An array is `shared` if a thread reads it, or if another array may have its memory. It is not donated then.
     """
@@ -137,14 +137,19 @@ class Program:
             other = self._rng.choice(others)
             add = self._jit(("add", value.place), jnp.add, out_shardings=_sharding(value.place))
             failure = value.failure or other.failure
-            array = add(value.array, other.array) if self._fails or not failure else None
+            array = None if value.array is None or other.array is None else add(value.array, other.array)
             self._values.append(Value(array, value.place, value.shape, failure))
 
     def reshard(self) -> None:
         for value in self._some():
             place = self._place(value.shape)
-            array = None if value.array is None else jax.device_put(value.array, _sharding(place))
             value.shared = True
+            try:
+                array = None if value.array is None else jax.device_put(value.array, _sharding(place))
+            except jax.errors.JaxRuntimeError as error:  # JAX may read the array
+                if not value.failure or value.failure not in str(error):
+                    raise
+                array = None
             self._values.append(Value(array, place, value.shape, value.failure, shared=True))
 
     def call(self) -> None:
@@ -158,7 +163,7 @@ class Program:
             if failure and isinstance(value.place, int):  # JAX waits for a call on one device, and raises its error
                 self._read_into(self._reserve(), replace(value, failure=failure), call)
                 continue
-            array = call(value.array) if self._fails or not failure else None
+            array = call(value.array) if value.array is not None and (self._fails or not failure) else None
             self._values.append(Value(array, value.place, value.shape, failure))
             if self._rng.random() < 0.7:
                 self._read(self._values[-1])
@@ -236,7 +241,7 @@ class Program:
         return len(self._results) - 1
 
     def _read_into(self, at: int, value: Value, way: Callable[[Any], Any]) -> None:
-        if value.failure and not self._fails:
+        if value.array is None or (value.failure and not self._fails):
             self._results[at] = value.failure
             return
         try:
