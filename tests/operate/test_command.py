@@ -464,6 +464,19 @@ def test_a_port_that_is_taken_is_named(user: User) -> None:
     assert user.leftovers() == []
 
 
+def test_a_port_that_is_taken_is_named_by_the_proxy_as_well(user: User) -> None:
+    cluster = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check().stdout.strip()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = user.atoll("proxy", "--address", cluster, "--port", port)
+    assert ended.error == (
+        f"atoll: cannot listen at 127.0.0.1:{port}: Address already in use: another process listens there; choose "
+        "another port, or end that process"
+    )
+    user.atoll("down").check()
+    assert user.leftovers() == []
+
+
 @pytest.mark.parametrize(
     ("address", "advice"),
     [("192.0.2.1:7000", "this machine does not have the address"), ("nowhere.invalid:7000", "use an IP address")],

@@ -29,6 +29,7 @@ from atoll.protocol.messages import FailOnLoss
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.session_opening import SessionOpener
 from atoll.wire.address import Address, check_may_listen, parse_address
+from atoll.wire.sockets import cannot_listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,10 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
             await server.listen_unix(address.path)
             where = str(address)
         else:
-            port = await server.listen_tcp(address.host, address.port)
+            try:
+                port = await server.listen_tcp(address.host, address.port)
+            except OSError as error:
+                raise cannot_listen(address, error) from None
             where = str(Address(host=address.host, port=port))
     except (AtollError, OSError) as error:
         write_ready(options.ready_fd, Ready(error=reported_name(error), message=str(error)))
