@@ -285,25 +285,27 @@ def test_a_channel_that_is_closed_or_sends_takes_nothing_at_once(unix_ends):
 def test_the_thread_that_reserves_a_channel_sends_while_others_cannot_reserve_it(unix_ends):
     channel, receiver = unix_ends[0], Receiver(unix_ends[1])
 
-    def reserves() -> bool:
-        with channel.reserved(100) as is_reserved:
-            return is_reserved
-
-    with ThreadPoolExecutor(1) as elsewhere, channel.reserved(100) as is_reserved:
-        assert is_reserved
-        assert not elsewhere.submit(reserves).result()
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert channel.try_reserve(100)
+        assert not elsewhere.submit(channel.try_reserve, 100).result()
         channel.send(1, 2, [b"abc"])
-    assert reserves()
+        channel.release()
+        assert elsewhere.submit(channel.try_reserve, 100).result()
+        elsewhere.submit(channel.release).result()
     receiver.wait(1)
     assert receiver.pieces == [(1, 2, b"abc")]
 
 
 def test_a_channel_whose_peer_does_not_read_cannot_be_reserved(unix_ends):
-    channel = unix_ends[0]
+    channel, sent = unix_ends[0], 0
     while channel.can_send_nowait(10_000):
         channel.send(1, 2, [b"a" * 10_000])
-    with channel.reserved(10_000) as is_reserved:
-        assert not is_reserved
+        sent += 1
+    assert not channel.try_reserve(10_000)
+    Receiver(unix_ends[1]).wait(sent)
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(channel.try_reserve, 10_000).result(), "the failed attempt holds nothing"
+        elsewhere.submit(channel.release).result()
 
 
 def test_a_socket_that_nobody_takes_is_closed(unix_ends):

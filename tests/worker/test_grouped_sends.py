@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,10 +70,12 @@ class Channel:
         self.takes_groups = True
         self.sent: list[tuple[int, Contents]] = []
 
-    @contextlib.contextmanager
-    def reserved(self, nbytes: int) -> Iterator[bool]:
+    def try_reserve(self, nbytes: int) -> bool:
         self._log.append(f"reserved {nbytes}")
-        yield self.is_free
+        return self.is_free
+
+    def release(self) -> None:
+        self._log.append("released")
 
     def send_contents(self, session: int, feed: int, contents: Contents) -> None:
         self._log.append(f"sent {len(contents.group) or 1}")
@@ -221,7 +223,7 @@ def test_a_few_small_arrays_are_sent_at_once_on_a_reserved_channel() -> None:
     assert not read.read_nowait()
     host.channel.is_free = True
     assert read.read_nowait()
-    assert host.log[:3] == ["reserved 414", "reserved 414", "sent 4"]
+    assert host.log == ["reserved 414", "reserved 414", "sent 4", "released 1", "released 0", "released"]
     many = Host([SMALL_BYTES // 2] * 3)
     many.send()
     (read,) = many.unit.reads

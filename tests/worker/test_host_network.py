@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,10 +32,12 @@ class Channel:
         self.is_reserved = False
         self.sent: list[bool] = []
 
-    @contextlib.contextmanager
-    def reserved(self, nbytes: int) -> Iterator[bool]:
+    def try_reserve(self, nbytes: int) -> bool:
         self.is_reserved = self.is_free
-        yield self.is_free
+        return self.is_free
+
+    def release(self) -> None:
+        assert self.is_reserved
         self.is_reserved = False
 
     def send_contents(self, session: int, feed: int, contents: Any) -> None:
@@ -122,7 +122,9 @@ def test_small_rows_are_sent_at_once_on_channels_that_are_reserved_until_then() 
     port.channels = {1: Channel(), 2: Channel(is_free=False)}
     assert not read.read_nowait(), "another thread sends to host 2"
     assert port.hosts == [] == port.channels[1].sent
+    assert not port.channels[1].is_reserved, "a channel is not held while another one is not free"
     port.channels[2].is_free = True
     assert read.read_nowait()
     assert [each.sent for each in port.channels.values()] == [[True], [True]]
+    assert not any(each.is_reserved for each in port.channels.values())
     assert port.hosts == [0]

@@ -8,7 +8,6 @@ Bounded: a sender waits for the socket, and while its engine has no memory left.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -365,12 +364,16 @@ class DataChannel:
         """Return whether `nbytes` can be sent along the socket without waiting for the peer. Meant for small pieces."""
         return self._socket.can_send_nowait(nbytes)
 
-    def reserved(self, nbytes: int) -> contextlib.AbstractContextManager[bool]:
+    def try_reserve(self, nbytes: int) -> bool:
         """Reserve the socket for this thread, if it can then send small pieces of `nbytes` without waiting.
 
-        Yields whether it is reserved.
+        Return whether it is reserved. If so, `release` has to follow.
         """
-        return self._socket.reserved(nbytes)
+        return self._socket.try_reserve(nbytes)
+
+    def release(self) -> None:
+        """End a reservation of this thread."""
+        self._socket.release()
 
     # ---- receiving
 

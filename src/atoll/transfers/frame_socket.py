@@ -16,7 +16,7 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -95,15 +95,13 @@ class FrameSocket:
 
     def send_nowait(self, frame: msgspec.Struct) -> bool:
         """Send a frame and return True, or return False if that would wait for the peer or for another thread."""
-        if not self._send_lock.acquire(blocking=False):
+        if not self.try_reserve(HEADER_BYTES + _SMALL_FRAME):
             return False
         try:
-            if not self._has_space(HEADER_BYTES + _SMALL_FRAME):
-                return False
             self._write(_encoded(frame))
-            return True
         finally:
-            self._send_lock.release()
+            self.release()
+        return True
 
     def _write(self, head: bytes, payload: Sequence[memoryview] = (), descriptor: int | None = None) -> None:
         """Write a frame. The caller holds the lock."""
@@ -120,22 +118,26 @@ class FrameSocket:
 
     def can_send_nowait(self, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent without waiting for the peer or for another thread."""
-        with self.reserved(nbytes) as is_reserved:
-            return is_reserved
+        is_reserved = self.try_reserve(nbytes)
+        if is_reserved:
+            self.release()
+        return is_reserved
 
-    @contextlib.contextmanager
-    def reserved(self, nbytes: int) -> Iterator[bool]:
-        """Reserve the socket for this thread, and yield True. It can then send `nbytes` without waiting.
+    def try_reserve(self, nbytes: int) -> bool:
+        """Reserve the socket for this thread and return True. The thread can then send `nbytes` without waiting.
 
-        Yield False if that would wait for the peer or for another thread.
+        Return False if sending would wait for the peer or for another thread. Otherwise, `release` has to follow.
         """
         if not self._send_lock.acquire(blocking=False):
-            yield False
-            return
-        try:
-            yield self._has_space(nbytes)
-        finally:
+            return False
+        has_space = self._has_space(nbytes)
+        if not has_space:
             self._send_lock.release()
+        return has_space
+
+    def release(self) -> None:
+        """End a reservation of this thread."""
+        self._send_lock.release()
 
     def _has_space(self, nbytes: int) -> bool:
         """Return whether the socket's send buffer has enough free space."""

@@ -212,10 +212,13 @@ class ClientReads:
         channel = (self._data_port.to_client_nowait if to_client else self._data_port.to_proxy_nowait)(session)
         if channel is None:
             return False
-        with channel.reserved(SMALL_BYTES) as is_reserved:
-            if is_reserved:
-                read(channel)
-            return is_reserved
+        if not channel.try_reserve(SMALL_BYTES):
+            return False
+        try:
+            read(channel)
+        finally:
+            channel.release()
+        return True
 
     def _try_send_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
         """Send contents for the client's process on its own channel, if possible. Return whether they were sent."""

@@ -7,9 +7,7 @@ Arrays that are not computed yet do not delay those that are.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -35,28 +33,23 @@ _FRAME_BYTES = 96  # what a message needs beside the bytes of a piece, at most
 _NONE: Mapping[int, DataChannel] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
 class SentArray:
     """An array of which a host sends pieces. `release` is called once they have been read."""
 
-    step: p.Send
-    array: DeviceArray
-    shards: Sequence[Any]
-    release: Callable[[], None]
+    __slots__ = ("array", "grouped_bytes", "is_encoded", "itemsize", "release", "shards", "step")
 
-    @property
-    def is_encoded(self) -> bool:
-        """Whether the size of what is sent is unknown: strings are encoded."""
-        return bool(self.shards[0].dtype.kind == "T")
-
-    @property
-    def grouped_bytes(self) -> int:
-        """The bytes of its pieces, or -1 if it is sent by itself."""
-        elements, itemsize = self.step.elements, int(self.shards[0].dtype.itemsize)
-        nbytes = sum(elements) * itemsize
-        if self.is_encoded or nbytes > GROUP_BYTES or max(elements, default=0) * itemsize > MOST_GROUPED_PIECE:
-            return -1
-        return nbytes
+    def __init__(self, step: p.Send, array: DeviceArray, shards: Sequence[Any], release: Callable[[], None]) -> None:
+        self.step = step
+        self.array = array
+        self.shards = shards
+        self.release = release
+        dtype = shards[0].dtype
+        self.itemsize: int = dtype.itemsize
+        self.is_encoded: bool = dtype.kind == "T"  # strings are encoded, so the size of what is sent is unknown
+        elements = step.elements
+        nbytes, largest = sum(elements) * self.itemsize, max(elements, default=0) * self.itemsize
+        is_alone = self.is_encoded or nbytes > GROUP_BYTES or largest > MOST_GROUPED_PIECE
+        self.grouped_bytes = -1 if is_alone else nbytes  # the bytes of its pieces, or -1 if it is sent by itself
 
 
 class Sender(Protocol):
@@ -67,8 +60,8 @@ class Sender(Protocol):
     ) -> None:
         """Send pieces, with their feeds, to a host."""
 
-    def reserved(self, sizes: Mapping[int, int]) -> contextlib.AbstractContextManager[Mapping[int, DataChannel] | None]:
-        """Reserve the channels to hosts, each for so many bytes in small pieces."""
+    def try_send_reserved(self, sizes: Mapping[int, int], send: Callable[[Mapping[int, DataChannel]], object]) -> bool:
+        """Call `send` with the channels to hosts, each reserved for so many bytes. Return False if that would wait."""
 
 
 class SendGroup:
@@ -134,7 +127,7 @@ class SendGroup:
 
     def _add(self, sent: SentArray, pieces: dict[int, list[tuple[int, Contents]]]) -> None:
         """Add the pieces of an array. Wait until it is computed."""
-        elements, itemsize = sent.step.by_host, sent.shards[0].dtype.itemsize
+        elements, itemsize = sent.step.by_host, sent.itemsize
         for piece in sent.step.pieces:
             part = host_data.cut(np.asarray(sent.shards[piece.shard]), piece.box)
             contents: Contents
@@ -146,23 +139,22 @@ class SendGroup:
 
     def read_nowait(self) -> bool:
         """Do the same and return True, or return False if that would block."""
-        if sum([each.array.nbytes for each in self._arrays]) > SMALL_BYTES:
-            return False
-        if not all([each.array.is_ready() and not each.is_encoded for each in self._arrays]):  # strings may be long
-            return False
         sizes: dict[int, int] = {}
+        read_bytes = 0
         for each in self._arrays:
-            for host, elements in each.step.by_host.items():
-                nbytes = elements * each.shards[0].dtype.itemsize + _FRAME_BYTES * len(each.step.pieces)
-                sizes[host] = sizes.get(host, 0) + nbytes
-        with self._sender.reserved(sizes) as channels:
-            if channels is None:
+            read_bytes += each.array.nbytes
+            # Strings may be long.
+            if read_bytes > SMALL_BYTES or each.is_encoded or not each.array.is_ready():
                 return False
-            self.read(channels)
-        return True
+            for host, elements in each.step.by_host.items():
+                nbytes = elements * each.itemsize + _FRAME_BYTES * len(each.step.pieces)
+                sizes[host] = sizes.get(host, 0) + nbytes
+        return self._sender.try_send_reserved(sizes, self.read)
 
 
 def are_grouped(pieces: Sequence[tuple[int, Contents]]) -> bool:
     """Return whether pieces for one host are sent in one message."""
+    if len(pieces) < 2:
+        return False
     sizes = [contents.nbytes for _, contents in pieces]
-    return len(pieces) > 1 and sum(sizes) <= GROUP_BYTES and max(sizes) <= MOST_GROUPED_PIECE
+    return sum(sizes) <= GROUP_BYTES and max(sizes) <= MOST_GROUPED_PIECE

@@ -6,10 +6,9 @@ the data plane. The network of null hosts takes the time that a model computes (
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -190,11 +189,8 @@ class DataPortNetwork:
                 return False
             most = SMALL_BYTES + sum([each.nbytes for each in arrays])  # of one message, with its spans
             counts = Counter(host for _, host, _ in messages)
-            with self.reserved({host: count * most for host, count in counts.items()}) as channels:
-                if channels is None:
-                    return False
-                read(messages, channels)
-            return True
+            sizes = {host: count * most for host, count in counts.items()}
+            return self.try_send_reserved(sizes, partial(read, messages))
 
         wait = partial(wait_for_shards, [shard for each in inputs.shards for shard in each])
         unit.reads += [Read(wait, partial(read, messages), partial(read_nowait, messages)) for messages in reads]
@@ -217,24 +213,26 @@ class DataPortNetwork:
             send_to_host(self._data_port, self._host, host, run.session, feed, contents, channels.get(host))
         return contents.nbytes
 
-    @contextlib.contextmanager
-    def reserved(self, sizes: Mapping[int, int]) -> Iterator[Mapping[int, DataChannel] | None]:
-        """Reserve the channels to hosts, each for so many bytes in small pieces, and yield the channels.
+    def try_send_reserved(self, sizes: Mapping[int, int], send: Callable[[Mapping[int, DataChannel]], object]) -> bool:
+        """Call `send` with the channels to hosts, each reserved for so many bytes in small pieces, and return True.
 
-        Yield None if a host has no channel, or if sending to it would wait for the host or for another thread. This
+        Return False if a host has no channel, or if sending to it would wait for the host or for another thread. This
         host needs no channel.
         """
-        found: dict[int, DataChannel] = {}
-        with contextlib.ExitStack() as reserved:
+        reserved: dict[int, DataChannel] = {}
+        try:
             for host, nbytes in sizes.items():
                 if host == self._host:
                     continue
                 channel = self._data_port.to_host_nowait(host)
-                if channel is None or not reserved.enter_context(channel.reserved(nbytes)):
-                    yield None
-                    return
-                found[host] = channel
-            yield found
+                if channel is None or not channel.try_reserve(nbytes):
+                    return False
+                reserved[host] = channel
+            send(reserved)
+        finally:
+            for channel in reserved.values():
+                channel.release()
+        return True
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
         run = unit.plan_run.run
