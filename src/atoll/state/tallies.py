@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from operator import add
 
 # Upper bounds of the histograms' buckets, in seconds. One more bucket is for larger values. Metrics contain the bounds.
 BOUNDS = (
@@ -28,11 +29,12 @@ def computes(kind: str, functions: object) -> bool:
 
 def counts_of(nanoseconds: list[int]) -> list[int]:
     """Return how many of the values are in each bucket."""
-    ordered, before, found = sorted(nanoseconds), 0, []
-    for bound in _BOUNDS_NS:
-        until = bisect_right(ordered, bound, before)
-        found.append(until - before)
-        before = until
+    ordered, found, start = sorted(nanoseconds), [0] * len(_BOUNDS_NS), 0
+    while start < len(ordered):
+        bucket = bisect_left(_BOUNDS_NS, ordered[start])
+        stop = bisect_right(ordered, _BOUNDS_NS[bucket], start)
+        found[bucket] = stop - start
+        start = stop
     return found
 
 
@@ -55,7 +57,7 @@ class Histogram:
 
     def observe_all(self, counts: Sequence[int], seconds: float) -> None:
         """Add many values, as counted by `counts_of`. `seconds` is their sum."""
-        self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
+        self.counts = list(map(add, self.counts, counts))
         self.total += seconds
 
 
