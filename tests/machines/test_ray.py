@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +33,26 @@ KILL = """
 import ray
 ray.init("auto", namespace="atoll", log_to_driver=False, logging_level="ERROR")
 ray.kill(ray.get_actor("atoll-default"), no_restart=False)
+"""
+
+# Sums of one array over the devices of two islands, which the hosts compute with a collective.
+OVER_ISLANDS = """
+    import time
+    import jax, jax.numpy as jnp, numpy as np
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    assert [device.slice_index for device in mesh.devices] == [0, 0, 1, 1]
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    squares = lambda x: jax.lax.psum((x * x).sum(), "x")
+    total = jax.jit(jax.shard_map(squares, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P()))
+    kept = jax.device_put(jnp.arange(8.0), sharding)
+    while True:
+        try:
+            print("kept", float(total(kept)))
+        except jax.errors.JaxRuntimeError as error:
+            print("lost", str(error).replace(chr(10), " "))
+            kept = jax.device_put(jnp.arange(8.0), sharding)
+        time.sleep(0.1)
 """
 
 UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
@@ -119,6 +139,41 @@ def test_what_is_on_a_node_that_ray_drains_is_moved_before_it_is_lost(ray: RayMa
     assert ray.running(away, "operate.command host") == []  # all processes of the cluster have ended
     script.line(lambda line: line == SUMS, time.monotonic())
     assert {line for _, line in script.lines} == {SUMS}
+
+
+def test_a_computation_over_islands_outlives_a_worker_and_a_node_whose_island_is_placed_on_another(
+    make_machines: Callable[..., Machines],  # noqa: F811
+) -> None:
+    with RayMachines(make_machines(4)) as ray:
+        script = ray.script("m0", OVER_ISLANDS, up(ray, "2x1x2"))
+        script.line(lambda line: line == "kept 140.0")
+        first, second = (each["hosts"][0]["machine"] for each in ray.status()["islands"])
+        assert first != second
+        (worker,) = ray.running(first, "atoll.worker.worker_main")
+        struck = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        is_back(script, struck)
+        struck = time.monotonic()
+        for pid in ray.running(second, "raylet/raylet"):
+            os.kill(pid, signal.SIGKILL)
+        is_back(script, struck)
+        placed = {each["hosts"][0]["machine"] for each in ray.status()["islands"]}
+        assert placed == {"m1", "m2", "m3"} - {second}
+        assert {line for _, line in script.lines if line.startswith("kept")} == {"kept 140.0"}
+
+
+def test_a_computation_over_islands_is_moved_with_its_arrays_from_a_node_that_ray_drains(
+    make_machines: Callable[..., Machines],  # noqa: F811
+) -> None:
+    with RayMachines(make_machines(4)) as ray:
+        script = ray.script("m0", OVER_ISLANDS, up(ray, "3x1x2"))
+        script.line(lambda line: line == "kept 140.0")
+        away = ray.status()["islands"][0]["hosts"][0]["machine"]
+        ray.drain(away, 60)
+        ray.wait_until(lambda report: ray.running(away, "operate.command host") == [], 50)
+        script.line(lambda line: line == "kept 140.0", time.monotonic())
+        assert [each["state"] for each in ray.status()["islands"]][1:] == ["ready", "ready"]
+        assert {line for _, line in script.lines} == {"kept 140.0"}
 
 
 def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_it_is_there(ray: RayMachines) -> None:
