@@ -6,6 +6,7 @@ workers, and refused sessions.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -262,6 +263,12 @@ def test_a_computation_without_end_is_named_and_ends_with_its_session(user: User
     until(lambda: "the worker of host 0 has not reported its end" in user.atoll("why", "1").stdout)
     user.atoll("end-session", "1").check()
     assert finish(hangs).returncode != 0
+
+    def has_restarted() -> bool:
+        (island,) = json.loads(user.atoll("status", "--json").check().stdout)["islands"]
+        return bool(island["restarts"] == 1 and island["state"] == "ready")
+
+    until(has_restarted, 120)
     assert script(user, ADD) == "2.0\n"
 
 
