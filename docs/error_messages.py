@@ -16,7 +16,7 @@ from atoll import errors
 SOURCE = Path(errors.__file__).parent
 _VALUE = "..."  # stands for a value
 _DEEPEST = 4  # variables and functions between an error and its text
-_MOST_FORMS = 4  # texts of one expression, if it has several
+_MAX_FORMS = 4  # texts of one expression, if it has several
 # Functions of `atoll.errors` that make an error, with its code. None: the first argument names the code.
 _MAKERS = {
     "invalid": "INVALID_ARGUMENT",
@@ -228,7 +228,7 @@ class _Reader:
             return [joined([node.value])] if isinstance(node.value, str) else []
         if isinstance(node, ast.JoinedStr):
             parts = [self._texts_of_part(module, each, depth) for each in node.values]
-            return [joined(list(each)) for each in itertools.islice(itertools.product(*parts), _MOST_FORMS)]
+            return [joined(list(each)) for each in itertools.islice(itertools.product(*parts), _MAX_FORMS)]
         if isinstance(node, ast.IfExp):
             return [text for each in (node.body, node.orelse) for text in self._texts(module, each, depth + 1)]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

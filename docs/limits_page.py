@@ -7,14 +7,14 @@ from pathlib import Path
 from atoll.cluster.environment_variables import TABLES
 from atoll.cluster.settings import SETTINGS, default_text
 from atoll.cluster.tenant_settings import TenantSettings, limit_text
-from atoll.cluster.topology import MOST
+from atoll.cluster.topology import MAX
 from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.named_arrays import named_arrays
-from atoll.protocol.messages import MOST_PUBLISHED
-from atoll.protocol.questions import MOST_ARRAYS, MOST_SHARDS
+from atoll.protocol.messages import MAX_PUBLISHED
+from atoll.protocol.questions import MAX_ARRAYS, MAX_SHARDS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "limits.md"
 _HEAD = """\
@@ -31,7 +31,7 @@ invariants](../design/bounds.md) lists all bounds, including those of queues, bu
 |---|---:|---|
 """
 _SIZES = (
-    ("islands of a cluster, hosts of an island, devices of a host", MOST, "the cluster does not start"),
+    ("islands of a cluster, hosts of an island, devices of a host", MAX, "the cluster does not start"),
     ("programs of a session", MAX_PROGRAMS, "an error; release programs that are not used"),
     ("functions of a session", MAX_FUNCTIONS, "an error; release functions that are not used"),
     ("nodes of a program", validation.MAX_NODES, "an error; put parts into one jitted function"),
@@ -42,17 +42,17 @@ _SIZES = (
     ("rank of an array", validation.MAX_RANK, "an error"),
     (
         "arrays of a published version, where up to 128 small ones of one shape count once",
-        MOST_PUBLISHED,
+        MAX_PUBLISHED,
         "an error; stack arrays",
     ),
-    ("versions that a name of published arrays keeps", named_arrays.MOST_KEPT, "an error"),
-    ("replicas of a published version, with the published one", named_arrays.MOST_REPLICAS, "an error"),
-    ("names of published arrays of a tenant", named_arrays.MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
-    ("arrays in all versions of a tenant", named_arrays.MOST_ARRAYS, "an error; keep fewer versions"),
+    ("versions that a name of published arrays keeps", named_arrays.MAX_KEPT, "an error"),
+    ("replicas of a published version, with the published one", named_arrays.MAX_REPLICAS, "an error"),
+    ("names of published arrays of a tenant", named_arrays.MAX_NAMES, "an error; remove some with `atoll arrays rm`"),
+    ("arrays in all versions of a tenant", named_arrays.MAX_ARRAYS, "an error; keep fewer versions"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
     ("buffers that a session has sent and that no launch has used yet", MAX_EARLY_FEEDS, "the session ends"),
-    ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
-    ("different shards of all arrays of such a request", MOST_SHARDS, "more requests"),
+    ("small arrays that `jax.device_get` reads with one request", MAX_ARRAYS, "more requests"),
+    ("different shards of all arrays of such a request", MAX_SHARDS, "more requests"),
 )
 _TENANTS = """
 ## Limits of tenants

@@ -93,7 +93,7 @@ _PLAIN = frozenset(
     }
 )
 _LENGTH = struct.Struct("<q")
-_MOST_DESCRIPTORS = 64
+_MAX_DESCRIPTORS = 64
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ def _receive(connection: socket.socket, count: int) -> bytes:
 
 def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
     """Return a request and its descriptors. Used by the fork server."""
-    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_DESCRIPTORS)
     request: Request = pickle.loads(_receive(connection, _LENGTH.unpack(head)[0]))
     return request, list(descriptors)
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-_MOST_SECONDS = 30.0
+_MAX_SECONDS = 30.0
 
 
 def main(pid: int, run: str, directory: str) -> None:
@@ -27,7 +27,7 @@ def main(pid: int, run: str, directory: str) -> None:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         poller.poll()
-    directories, deadline = {directory}, time.monotonic() + _MOST_SECONDS
+    directories, deadline = {directory}, time.monotonic() + _MAX_SECONDS
     # Until no process is left, because a process may start another one before it is killed.
     while (found := of_run(run)) and time.monotonic() < deadline:
         for each, runtime in found.items():

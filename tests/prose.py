@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_WORDS = 40  # of a sentence
+MAX_WORDS = 40  # of a sentence
 
 _START = r"(?:^|[.!?:;] +)"
 RULES = {
@@ -138,8 +138,8 @@ def findings(path: Path) -> list[Finding]:
     for number, line in lines_of(path):
         text = re.sub(r"`[^`]*`", "X", line).strip()
         found += [Finding(path, number, rule, text) for rule, pattern in _COMPILED.items() if pattern.search(text)]
-        if any(len(sentence.split()) > MOST_WORDS for sentence in re.split(r"(?<=[.!?]) ", text)):
-            found.append(Finding(path, number, f"more than {MOST_WORDS} words", text))
+        if any(len(sentence.split()) > MAX_WORDS for sentence in re.split(r"(?<=[.!?]) ", text)):
+            found.append(Finding(path, number, f"more than {MAX_WORDS} words", text))
     return found
 
 

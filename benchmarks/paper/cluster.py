@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 _OF_ALL_THREADS = 2  # CPUCLOCK_SCHED of Linux
 _LEASE_SECONDS = 60.0  # a machine that is measured is a busy one
-_MOST_SESSIONS = 512
+_MAX_SESSIONS = 512
 _DELEGATE_AFTER_SECONDS = ClusterSettings("").delegate_after_seconds
 
 
@@ -47,7 +47,7 @@ class Cluster:
             dispatch=dispatch,
             policy=policy,
             lease_seconds=_LEASE_SECONDS,
-            max_sessions=_MOST_SESSIONS,
+            max_sessions=_MAX_SESSIONS,
             tenants=tenants,
             grace_seconds=grace_seconds,
             delegate_after_seconds=delegate_after_seconds,

@@ -24,7 +24,7 @@ WRONG, LOST_PROXY = 3, 4
 # How a failure of some process reaches a user. Anything else is a defect.
 _EXPECTED = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
 _SIZES = (8, 1024, 65_536, 1 << 20)
-_MOST_ARRAYS = 12
+_MAX_ARRAYS = 12
 
 
 @dataclass
@@ -144,7 +144,7 @@ class User:
 
     def keep(self, array: Any, expected: np.ndarray[Any, Any]) -> None:
         self.held.append(Held(array, expected))
-        while len(self.held) > _MOST_ARRAYS:
+        while len(self.held) > _MAX_ARRAYS:
             self.drop()
 
     def forget_what_is_lost(self) -> None:

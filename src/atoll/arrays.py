@@ -20,14 +20,14 @@ from atoll.cluster.array_names import check_array_name
 from atoll.decodable import decodable
 from atoll.errors import Code, StatusError
 from atoll.pins import Version, check_name, cluster_client, open_pin, open_version, version_number
-from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
+from atoll.protocol.messages import MAX_PATH, MAX_PUBLISHED
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
 
 if TYPE_CHECKING:
     from atoll.client.published_trees import TreeLayout, TreeOutline
 
 # Larger numbers are not sent. The controller has lower limits.
-_MOST_OPTION = (1 << 31) - 1
+_MAX_OPTION = (1 << 31) - 1
 # Names whose arrays this script donates after it has published them.
 _donated: set[str] = set()
 
@@ -88,7 +88,7 @@ def publish(
     outline, leaves = published_trees.outline_of(tree)
     if not leaves:
         raise StatusError(Code.INVALID_ARGUMENT, f"the tree to publish as {name} has no arrays")
-    if len(outline.longest) > MOST_PATH // 2:
+    if len(outline.longest) > MAX_PATH // 2:
         raise StatusError(Code.INVALID_ARGUMENT, f"the path {outline.longest[:100]}... of an array is too long")
     leaves = _as_arrays(leaves, outline.paths)
     layout = outline.layout_of(leaves)
@@ -181,8 +181,8 @@ def wait_until_stored(name: str, version: int, *, timeout: float = 60.0) -> None
 def _positive(what: str, value: Any) -> int:
     """Return an argument as an int. Raise StatusError if it is not positive, or larger than any limit."""
     number = operator.index(value)
-    if not 1 <= number <= _MOST_OPTION:
-        raise StatusError(Code.INVALID_ARGUMENT, f"{what} must be from 1 to {_MOST_OPTION}, not {number}")
+    if not 1 <= number <= _MAX_OPTION:
+        raise StatusError(Code.INVALID_ARGUMENT, f"{what} must be from 1 to {_MAX_OPTION}, not {number}")
     return number
 
 
@@ -232,8 +232,8 @@ def _send(
         layout = outline.layout_of(leaves)
     copies = name in _donated and dtype is None  # converted arrays are copies already
     arrays, structure = published_trees.arrays_to_publish(outline, leaves, layout, contents, copies, checksums)
-    if len(arrays) > MOST_PUBLISHED:
-        text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
+    if len(arrays) > MAX_PUBLISHED:
+        text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MAX_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
     paths = tuple([each.place.path for each in arrays])
     if len(set(paths)) < len(paths):

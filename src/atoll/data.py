@@ -46,7 +46,7 @@ __all__ = ["BatchIterator", "Batches", "Shard"]
 _FORMAT = "atoll.data 1"
 _RECORD_BYTES = 4096  # size of a record without the state
 # Seconds between attempts while the processes of a failed host restart, and for all of them.
-_FIRST_PAUSE, _MOST_PAUSE, _PATIENCE = 0.5, 4.0, 15.0
+_FIRST_PAUSE, _MAX_PAUSE, _PATIENCE = 0.5, 4.0, 15.0
 _LOST_NOTE = (
     "The batches that were read ahead are lost. Call `iterator.set_state(iterator.get_state())` to recreate the"
     " pipelines and continue with the batch that failed."
@@ -155,7 +155,7 @@ class BatchIterator(Iterator[Any]):
 
         Try again if a process is lost meanwhile: the processes of a failed island end one after another.
         """
-        retry = Retry(_FIRST_PAUSE, _MOST_PAUSE, patience=_PATIENCE)
+        retry = Retry(_FIRST_PAUSE, _MAX_PAUSE, patience=_PATIENCE)
         while True:
             try:
                 hosts = _Hosts(self._of, self._shards)

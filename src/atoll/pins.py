@@ -23,7 +23,7 @@ from atoll.protocol.messages import VersionArray
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 from atoll.protocol.tree_forms import TreeForm
 from atoll.protocol.version_requests import (
-    MOST_LAUNCH_ID,
+    MAX_LAUNCH_ID,
     READER_OF_RUN,
     OpenArrays,
     OpenedArrays,
@@ -33,7 +33,7 @@ from atoll.protocol.version_requests import (
 
 # A request waits at most this long at the controller. It is repeated, so that an interrupt ends it.
 _POLL_SECONDS = 2.0
-_MOST_NUMBER = (1 << 62) - 1
+_MAX_NUMBER = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def open_pin(name: str, version: int | None, newer_than: int | None, wait: float
     """Open a version: see `pin`. `is_read_at_once`: the script reads it now, and only once."""
     client = cluster_client()
     number = -1 if version is None else version_number(name, version)
-    after = 0 if newer_than is None else min(max(0, operator.index(newer_than)), _MOST_NUMBER)
+    after = 0 if newer_than is None else min(max(0, operator.index(newer_than)), _MAX_NUMBER)
     reply, opened = open_version(client, check_name(name), number, after, wait)
     return Pin(client, name, opened, reply, is_read_at_once)
 
@@ -263,7 +263,7 @@ class Pin:
         mesh = jax.sharding.get_abstract_mesh()  # the types of arrays without a mesh depend on it
         types = tuple([(each.shape, each.dtype) for each in arrays])
         read, reader = (self._client, types, tuple(places), first, is_original, mesh), self._opened.reader
-        return _reading(*read)(reader) if reader <= MOST_LAUNCH_ID else _load_reading(*read, reader)(0)
+        return _reading(*read)(reader) if reader <= MAX_LAUNCH_ID else _load_reading(*read, reader)(0)
 
 
 def _load_reading(
@@ -324,7 +324,7 @@ def check_name(name: str) -> str:
 def version_number(name: str, version: Any) -> int:
     """Return the number of a version as an int. Raise StatusError if no version can have it."""
     number = operator.index(version)
-    if not 1 <= number <= _MOST_NUMBER:
+    if not 1 <= number <= _MAX_NUMBER:
         raise invalid(f"versions are numbered from 1: {name} has no version {number}")
     return number
 

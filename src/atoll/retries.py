@@ -19,14 +19,14 @@ _JITTER = 0.2
 class Retry:
     """The attempts of one operation: `call` repeats a function, and `next_pause` paces a loop that does more.
 
-    The pause after an attempt is `first` seconds. Each one is twice as long as the one before, up to `most` seconds,
+    The pause after an attempt is `first` seconds. Each one is twice as long as the one before, up to `limit` seconds,
     which is `first` unless given. Pauses vary by 20 %, so that processes do not all retry at once. The last attempt
     begins at the latest `patience` seconds after this object was created.
     """
 
-    def __init__(self, first: float, most: float = 0.0, *, patience: float = math.inf) -> None:
+    def __init__(self, first: float, limit: float = 0.0, *, patience: float = math.inf) -> None:
         self._first = self._pause = first
-        self._most = max(first, most)
+        self._limit = max(first, limit)
         self._deadline = time.monotonic() + patience
 
     @property
@@ -42,7 +42,7 @@ class Retry:
     def next_pause(self) -> float:
         """Return the seconds to wait before the next attempt."""
         pause = self._pause * random.uniform(1 - _JITTER, 1 + _JITTER)
-        self._pause = min(2 * self._pause, self._most)
+        self._pause = min(2 * self._pause, self._limit)
         return max(0.0, min(pause, self._deadline - time.monotonic()))
 
     def reset(self) -> None:

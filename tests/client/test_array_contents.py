@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from atoll.client import array_contents
-from atoll.client.array_contents import LEAST_BYTES, MOST_READS, content_of, reads
+from atoll.client.array_contents import MAX_READS, MIN_BYTES, content_of, reads
 
-LARGE = LEAST_BYTES // 4
+LARGE = MIN_BYTES // 4
 
 
 def array(size: int) -> Any:
@@ -68,11 +68,11 @@ def test_the_arrays_between_those_that_a_subscriber_has_are_read(
 
 
 def test_the_smallest_arrays_are_read_again_if_there_would_be_too_many_reads() -> None:
-    count = 2 * MOST_READS + 5
+    count = 2 * MAX_READS + 5
     sizes = [1000 + each for each in range(count)]
     have = {each: 0 for each in range(1, count, 2)}
     found = reads(sizes, have)
-    assert len(found) == MOST_READS
+    assert len(found) == MAX_READS
     needed = {each for each in range(count) if each not in have}
     read = [each for some in found for each in some]
     assert needed <= set(read)

@@ -133,11 +133,11 @@ def test_a_log_that_is_too_large_moves_aside_and_keeps_its_last_lines(tmp_path: 
     log = tmp_path / "log"
     with open(log, "ab", buffering=0) as writer:
         writer.write(b"".join(b"line %d\n" % number for number in range(100)))
-        rotate(log, most=60)
+        rotate(log, limit=60)
         assert log.read_bytes() == b""
         assert (tmp_path / "log.1").read_text().splitlines()[-1] == "line 99"
         assert (tmp_path / "log.1").stat().st_size <= 60
         writer.write(b"later\n")
     assert log.read_bytes() == b"later\n", "a process that has the file open continues at its begin"
-    rotate(log, most=60)
+    rotate(log, limit=60)
     assert log.read_bytes() == b"later\n"

@@ -32,7 +32,7 @@ _NOT_LOADED: dict[str, set[str]] = {
 # Types of values that are compared as they are.
 _VALUES = (str, bytes, Enum, type, types.NoneType, types.ModuleType, msgspec.Raw, msgspec.Struct)
 # Immutable values. Equal objects may share them or have a copy each.
-_SHARED = {("GangSpec", "devices"), *(("PartMemory", name) for name in ("most", "head", "tail", "left"))}
+_SHARED = {("GangSpec", "devices"), *(("PartMemory", name) for name in ("peak", "head", "tail", "left"))}
 
 
 def dumped(controller: Controller) -> bytes:

@@ -23,7 +23,7 @@ from tests.controller.world import Client, World
 from tests.thoroughness import examples
 
 TENANTS = ("ana", "ben")
-MOST_NS = 1_000_000  # of a gang
+MAX_NS = 1_000_000  # of a gang
 
 
 class _Clock(ModelHost):
@@ -39,7 +39,7 @@ class _Clock(ModelHost):
         super().dispatch(state, sequence, count)
 
     def finish(self, index: int) -> Any:
-        self.clock = max(self.clock, self.world.nanoseconds) + self.world.rng.randint(0, MOST_NS)
+        self.clock = max(self.clock, self.world.nanoseconds) + self.world.rng.randint(0, MAX_NS)
         report = super().finish(index)
         if not isinstance(report, m.Done):
             return report

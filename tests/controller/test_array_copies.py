@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.controller.sessions.array_copies import _MOST_LOOKED
+from atoll.controller.sessions.array_copies import _MAX_LOOKED
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import Sharding
@@ -481,14 +481,14 @@ def test_each_second_few_versions_are_looked_at_for_freed_memory_and_all_in_turn
     play.replicate()
     copies = play.controller.published.copies
     assert set(copies._awaited[play.version.key].values()) == {8}
-    others = [("trainer", "other", number) for number in range(3 * _MOST_LOOKED)]
+    others = [("trainer", "other", number) for number in range(3 * _MAX_LOOKED)]
     copies._retries.update(dict.fromkeys(others, math.inf))
     copies._awaited.update({key: {(1, 0): 8} for key in others})
     play.memory = 8
     for seconds in range(1, 5):
         play.tick(play.now + 1.0)
         left = sum(key in copies._awaited for key in others)
-        assert left >= len(others) - seconds * _MOST_LOOKED
+        assert left >= len(others) - seconds * _MAX_LOOKED
     assert not copies._awaited
 
 

@@ -12,7 +12,7 @@ from atoll.controller.sessions.array_files import file_bytes
 from atoll.errors import OK, Code, Details, IncompatibleJournalError, Kind, Status, failure
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS
+from atoll.named_arrays.named_arrays import MAX_WAIT_SECONDS, RETRY_SECONDS
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
@@ -205,11 +205,11 @@ def test_a_read_does_not_wait_for_an_island_for_ever() -> None:
     play.lose(0, "it burnt")
     play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(1),), (7,)))
     play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(1),), (8,)))
-    play.tick(play.now + MOST_WAIT_SECONDS / 2)
+    play.tick(play.now + MAX_WAIT_SECONDS / 2)
     play.flush()
     entries = play.controller.sessions[reader].directory.entries
     assert [entries[handle].error for handle in (7, 8)] == [None, None]
-    play.tick(play.now + MOST_WAIT_SECONDS + 10)
+    play.tick(play.now + MAX_WAIT_SECONDS + 10)
     play.flush()
     errors = [entries[handle].error for handle in (7, 8)]
     assert all(error is not None and error.code == Code.UNAVAILABLE for error in errors), errors
@@ -220,7 +220,7 @@ def test_a_read_does_not_wait_for_an_island_for_ever() -> None:
 def test_a_read_waits_for_an_island_that_has_been_missing_for_long() -> None:
     play = Spilling("1x1x2")
     play.on_disk()
-    play.now += 2 * MOST_WAIT_SECONDS
+    play.now += 2 * MAX_WAIT_SECONDS
     reader = play.reader()
     opened = play.opened(reader)
     play.lose(0, "it burnt")

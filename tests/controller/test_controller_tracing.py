@@ -14,8 +14,8 @@ from atoll.operate.operator_requests import merged
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
-from atoll.telemetry.trace import MOST_ANSWERED, Trace
-from atoll.telemetry.trace_requests import ANSWER_SECONDS, MOST_CALLS_BYTES, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
+from atoll.telemetry.trace import MAX_ANSWERED, Trace
+from atoll.telemetry.trace_requests import ANSWER_SECONDS, MAX_CALLS_BYTES, MAX_RECORDINGS, MAX_SECONDS, MAX_WATCHED
 from tests.controller.play import Play, runs
 from tests.telemetry.test_trace import record
 
@@ -337,9 +337,9 @@ def test_proxies_record_no_more_when_the_last_recording_was_fetched(shared: Trac
 
 
 def test_a_recording_that_nobody_fetches_ends(shared: Traced):
-    recording = shared.record("alice", MOST_SECONDS * 10)
+    recording = shared.record("alice", MAX_SECONDS * 10)
     shared.told()
-    shared.tick(shared.now + MOST_SECONDS + 1)
+    shared.tick(shared.now + MAX_SECONDS + 1)
     assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
     trace = shared.trace("alice", recording=recording.recording)
     assert trace.missing == ("calls of clients: the recording has ended",)
@@ -355,7 +355,7 @@ def test_a_session_that_opens_meanwhile_records_too(shared: Traced):
 
 def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(shared: Traced):
     recording = shared.record("bob")
-    numbers = [shared.record("alice").recording for _ in range(MOST_RECORDINGS + 1)]
+    numbers = [shared.record("alice").recording for _ in range(MAX_RECORDINGS + 1)]
     assert shared.trace("alice", recording=numbers[0]).missing
     _, requests = asked(shared, "alice", m.RecordReply(numbers[-1], 0))
     assert len(requests) == 1
@@ -365,19 +365,19 @@ def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(sha
 
 def test_one_answer_has_few_spans_however_many_are_kept_and_the_parts_have_all():
     play = Traced(dumps=False)
-    for sequence in range(3 * MOST_WATCHED):
+    for sequence in range(3 * MAX_WATCHED):
         record(play.controller.trace, sequence, sequence, sequence + 1, 0)
     connection = play.connect("operator")
-    (live,) = play.ask(connection, m.TraceRequest(most=1 << 40))
-    assert len(spans_of(live)) == MOST_WATCHED
+    (live,) = play.ask(connection, m.TraceRequest(limit=1 << 40))
+    assert len(spans_of(live)) == MAX_WATCHED
     parts: list[m.TraceReply] = []
     request = m.TraceRequest()
     while not parts or parts[-1].position < parts[0].end:
         parts += play.ask(connection, request)
         request = m.TraceRequest(after=parts[-1].position)
-    assert {len(spans_of(each)) for each in parts[:-1]} == {MOST_ANSWERED}
+    assert {len(spans_of(each)) for each in parts[:-1]} == {MAX_ANSWERED}
     whole = merged([msgspec.msgpack.decode(each.content, type=TraceRecord) for each in parts])
-    assert [span.sequence for span in whole.spans] == list(range(3 * MOST_WATCHED))
+    assert [span.sequence for span in whole.spans] == list(range(3 * MAX_WATCHED))
     assert len(whole.clocks) == 1
 
 
@@ -389,13 +389,13 @@ def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):
     for request in (
         m.TraceRequest(-(2**63), -(2**63), 2**62, -5),
         m.TraceRequest(2**63, 2**63, -1, 2**63),
-        m.TraceRequest(after=-(2**63), most=1),
+        m.TraceRequest(after=-(2**63), limit=1),
     ):
         (reply,) = shared.ask(shared.connect("operator", token="alice"), request)
         assert isinstance(reply, m.TraceReply)
     for seconds in (math.nan, math.inf, -math.inf, -1.0):
         assert shared.record("alice", seconds).recording > 0
-    shared.tick(shared.now + MOST_SECONDS + 1)
+    shared.tick(shared.now + MAX_SECONDS + 1)
     assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
 
 
@@ -411,18 +411,18 @@ def test_a_proxy_that_was_not_asked_or_says_too_much_adds_nothing(shared: Traced
     alice, bob = (number for number, each in shared.controller.sessions.items() if each.tenant.name != "default")
     connection, requests = asked(shared, "alice", shared.record("alice"))
     answer(shared, bob, requests[alice], CALL)
-    shared.proxy(alice, m.CallsRecorded(requests[alice], shared.now, 5, bytes(m.MOST_CALL_BYTES + 1)))
+    shared.proxy(alice, m.CallsRecorded(requests[alice], shared.now, 5, bytes(m.MAX_CALL_BYTES + 1)))
     (record,) = replied(shared, connection)
     assert (record.calls, len(record.missing)) == ((), 1)
 
 
 def test_a_reply_has_the_calls_of_as_many_sessions_as_fit_and_names_the_others(shared: Traced):
-    count = MOST_CALLS_BYTES // m.MOST_CALL_BYTES
+    count = MAX_CALLS_BYTES // m.MAX_CALL_BYTES
     for _ in range(count + 1):
         shared.open(token="alice")
     connection, requests = asked(shared, "alice", shared.record("alice"))
     assert len(requests) > count
-    content = msgspec.msgpack.encode([bytes(m.MOST_CALL_BYTES - 100)])
+    content = msgspec.msgpack.encode([bytes(m.MAX_CALL_BYTES - 100)])
     for session, request in requests.items():
         shared.proxy(session, m.CallsRecorded(request, shared.now, 5, content))
     (record,) = replied(shared, connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
-from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
+from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MAX_CRASHES
 from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared, status
@@ -40,7 +40,7 @@ def test_crashes_by_ever_new_functions_suspend_their_tenant_and_leave_the_island
     alice, bob = play.open(token="alice"), play.open(token="bob")
     play.outbox()
     incarnation = play.controller.resources.hosts[0].incarnation
-    for number in range(MOST_CRASHES):
+    for number in range(MAX_CRASHES):
         assert launch(play, alice, 100 + number)
         assert m.RestartExcused(0) in crash(play, incarnation)
         play.proxy(alice.number, m.ReleaseFunction(100 + number))  # without this, it is compiled again first
@@ -61,7 +61,7 @@ def test_crashes_by_ever_new_functions_suspend_their_tenant_and_leave_the_island
 def test_a_worker_that_the_system_killed_is_charged_to_the_tenant_with_the_most_memory_among_those_that_ran():
     play = shared("1x1x2")
     controller = play.controller
-    for number in range(100, 100 + MOST_CRASHES):
+    for number in range(100, 100 + MAX_CRASHES):
         alice, bob = play.open(token="alice"), play.open(token="bob")
         play.outbox()
         assert launch(play, bob, number)
@@ -135,7 +135,7 @@ def test_the_next_compilation_after_a_compiler_process_crashed_waits_and_then_is
     play.outbox()
     now = 0.0
     crashed = Status(Code.ABORTED, "the compiler process was killed by SIGSEGV")
-    for number in range(100, 100 + MOST_CRASHES):
+    for number in range(100, 100 + MAX_CRASHES):
         found = compilation(play, alice, number)
         if number > 100:
             assert found == [], "delayed"

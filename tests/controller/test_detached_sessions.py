@@ -8,8 +8,8 @@ import pytest
 
 from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
-from atoll.controller.sessions.detached_sessions import ARRIVAL_SECONDS, MOST_DETACHED
-from atoll.controller.sessions.name_waits import MOST_WAITING
+from atoll.controller.sessions.detached_sessions import ARRIVAL_SECONDS, MAX_DETACHED
+from atoll.controller.sessions.name_waits import MAX_WAITING
 from atoll.errors import Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -145,7 +145,7 @@ def test_a_script_waits_for_a_name_although_the_session_that_has_it_reaches_the_
 
 def test_a_limited_number_of_scripts_of_a_tenant_waits_for_names() -> None:
     play = Detaching()
-    for _ in range(MOST_WAITING):
+    for _ in range(MAX_WAITING):
         play.connect("proxy", run=RUN)
     assert play.refusals() == []
     play.connect("proxy", run=RUN)
@@ -248,13 +248,13 @@ def test_a_session_without_work_whose_arrays_are_being_copied_closes_with_its_sc
 
 def test_a_tenant_has_a_limited_number_of_detached_sessions() -> None:
     play = Detaching()
-    for number in range(MOST_DETACHED + 1):
+    for number in range(MAX_DETACHED + 1):
         play.session = play.open(run=NamedRun(f"run-{number}-of-many", detach=600.0)).number
         play.with_put()
         play.say(m.Launch(2, (), (20,), (20_000,)))
         play.leave()
     detached = [each for each in play.controller.sessions.values() if each.state is SessionState.DETACHED]
-    assert len(detached) == MOST_DETACHED
+    assert len(detached) == MAX_DETACHED
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_contents_that_a_launch_carries_are_in_no_log_and_the_log_replays():
 
 
 def test_a_log_that_has_lost_its_beginning_says_so(monkeypatch):
-    monkeypatch.setattr("atoll.journal.event_log.MOST_EVENTS", 10)
+    monkeypatch.setattr("atoll.journal.event_log.MAX_EVENTS", 10)
     cluster = recorded()
     assert cluster.controller.log.statistics()["events"] == 10
     with pytest.raises(ValueError, match=r"first \d+ events are missing"):

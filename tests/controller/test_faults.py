@@ -11,7 +11,7 @@ from atoll.errors import Code
 from atoll.journal.event_log import replayed, with_skips
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
+from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MAX_CRASHES
 from atoll.state.session import Session
 from tests.controller.dumps import dumped
 from tests.controller.play import Cluster, Play, joined
@@ -190,7 +190,7 @@ def refusals(cluster: Play, role: str, token: str) -> list[str]:
 def test_a_tenant_at_whose_messages_the_controller_failed_again_and_again_is_suspended():
     cluster = shared()
     alice, bob = cluster.open(token="alice"), cluster.open(token="bob")
-    fail_at(cluster, "alice", MOST_CRASHES - 1)
+    fail_at(cluster, "alice", MAX_CRASHES - 1)
     assert alice.number in cluster.controller.sessions
     assert refusals(cluster, "operator", "alice") == []
     fail_at(cluster, "alice", 1)
@@ -206,7 +206,7 @@ def test_a_tenant_at_whose_messages_the_controller_failed_again_and_again_is_sus
 
 def test_a_suspension_outlives_a_restart_of_the_controller():
     cluster = shared()
-    fail_at(cluster, "alice", MOST_CRASHES)
+    fail_at(cluster, "alice", MAX_CRASHES)
     cluster.controller = load_controller(dumped(cluster.controller))
     assert cluster.controller.offenses.client_problem(cluster.controller.tenants.by_name["alice"], cluster.now)
 
@@ -219,7 +219,7 @@ def test_a_bug_in_a_turn_is_charged_if_messages_of_one_tenant_came_in_it():
     of = controller.connections.sessions
     events = [e.Skipped(0.0, REASON, suspects=tuple(of[each.number] for each in some)) for some in suspects]
     assert [controller.is_charged(each) for each in events] == [False, False, False, False, True, True]
-    for _ in range(MOST_CRASHES - 1):
+    for _ in range(MAX_CRASHES - 1):
         skip_for(cluster, alice)
     assert set(controller.sessions) >= {alice.number, second.number, bob.number}
     skip_for(cluster, second)

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
-from atoll.launch.worlds import MOST_WORLDS
+from atoll.launch.worlds import MAX_WORLDS
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from tests.controller.dumps import check_dump
@@ -177,15 +177,15 @@ def test_a_host_that_needs_a_world_for_a_function_that_is_apart_elsewhere_fails_
 def test_the_limit_of_worlds_is_an_error_of_the_function():
     play = Islands("7x1x1")
     pairs = [(one, other) for one in range(7) for other in range(one + 1, 7)]
-    for number, pair in enumerate(pairs[:MOST_WORLDS], 1):
+    for number, pair in enumerate(pairs[:MAX_WORLDS], 1):
         compiles = asked(play, number, pair)
         assert of(play.report(pair[0], m.NeedsWorld(compiles[pair[0]].function)), m.LoadInWorld)
-    more = pairs[MOST_WORLDS]
+    more = pairs[MAX_WORLDS]
     compiles = asked(play, 50, more)
     sent = play.report(more[0], m.NeedsWorld(compiles[more[0]].function))
     (ready,) = of(sent, m.FunctionReady)
     assert ready.status.code == Code.RESOURCE_EXHAUSTED
-    assert f"on {MOST_WORLDS} different sets of islands" in ready.status.message
+    assert f"on {MAX_WORLDS} different sets of islands" in ready.status.message
     assert of(sent, m.DropFunction), "hosts forget what they have compiled"
     assert play.report(more[1], m.NeedsWorld(compiles[more[1]].function)) == []
     compiles = asked(play, 51, more)

@@ -50,7 +50,7 @@ def test_a_wait_that_names_an_array_often_waits_for_it_once() -> None:
 
 
 def test_the_arrays_that_waits_wait_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_directory, "MOST_AWAITED", 3)
+    monkeypatch.setattr(buffer_directory, "MAX_AWAITED", 3)
     play = Play()
     play.with_put(2)
     for handle in (10, 11):
@@ -63,8 +63,8 @@ def test_the_arrays_that_waits_wait_for_are_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_queries_without_a_reply_are_bounded_and_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MOST_QUERY_BYTES", 250)
-    monkeypatch.setattr(queries, "MOST_QUERIES", 4)
+    monkeypatch.setattr(queries, "MAX_QUERY_BYTES", 250)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 4)
     play = Play()
     for query in range(2):
         (sent,) = play.say(m.Query(query, m.QueryKind.COST, 0, -1, bytes(100)))
@@ -94,7 +94,7 @@ def test_the_arrays_of_a_session_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_texts_of_errors_that_a_client_makes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_requests, "MOST_ERROR_BYTES", 1500)
+    monkeypatch.setattr(proxy_requests, "MAX_ERROR_BYTES", 1500)
     play = Play()
     for handle in (10, 11):
         play.say(m.MakeError((handle,), Status(Code.INTERNAL, "x" * 800, {"a": bytes(100)})))
@@ -107,7 +107,7 @@ def test_the_texts_of_errors_that_a_client_makes_are_bounded(monkeypatch: pytest
 def test_the_buffers_that_failed_launches_name_and_that_never_come_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch_checks, "MOST_UNWANTED", 8)
+    monkeypatch.setattr(launch_checks, "MAX_UNWANTED", 8)
     play = Play()
     buffers = tuple(HostBuffer(each, (2,), None, None, output=each) for each in range(3))
     play.say(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (on(0),) * 3), feeds=3)))

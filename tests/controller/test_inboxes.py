@@ -91,7 +91,7 @@ def closing_of(play: Play, message: object) -> str:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (m.HandlesReported(1, dict.fromkeys(range(m.MOST_HANDLES_REPORTED + 1), False)), "HandlesReported.handles"),
+        (m.HandlesReported(1, dict.fromkeys(range(m.MAX_HANDLES_REPORTED + 1), False)), "HandlesReported.handles"),
         (
             m.RegisterProgram(5, Program("f", (on(0),), (), (0,) * (MAX_RESULTS + 1))),
             "the program has 16,385 results: return at most 16,384",

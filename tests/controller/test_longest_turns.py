@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.controller.controller_dumps import load_controller
-from atoll.controller.sessions.published_arrays import _MOST_ADOPTED, _MOST_BEGUN
+from atoll.controller.sessions.published_arrays import _MAX_ADOPTED, _MAX_BEGUN
 from atoll.errors import OK, Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.launch import function_releases
@@ -71,7 +71,7 @@ def publication(play: Trainer, handles: tuple[int, ...], **options: Any) -> m.Pu
     return m.Publish(play.request(), "policy", 2, handles, tuple(map(str, handles)), **options)
 
 
-COUNT = 2 * _MOST_BEGUN + _MOST_ADOPTED
+COUNT = 2 * _MAX_BEGUN + _MAX_ADOPTED
 
 
 @pytest.mark.parametrize("on_disk", [pytest.param(False, marks=pytest.mark.thorough), True])
@@ -342,7 +342,7 @@ def with_late_releases(count: int, **settings: Any) -> Play:
 
 
 def test_releases_that_have_waited_for_a_gang_are_done_over_several_flushes() -> None:
-    count = 2 * function_releases._MOST_RELEASED
+    count = 2 * function_releases._MAX_RELEASED
     does_not_grow(lambda some: longest(with_late_releases(some)), count)
     play = with_late_releases(count)
     play.event(e.Flush(play.now))
@@ -354,6 +354,6 @@ def test_releases_that_have_waited_for_a_gang_are_done_over_several_flushes() ->
 
 
 def test_the_decisions_of_releases_that_were_done_at_once_are_repeated() -> None:
-    play = with_late_releases(2 * function_releases._MOST_RELEASED, decisions=4)
+    play = with_late_releases(2 * function_releases._MAX_RELEASED, decisions=4)
     play.event(e.Flush(play.now))
     assert play.controller.functions.users == {}

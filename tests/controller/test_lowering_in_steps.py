@@ -30,10 +30,10 @@ CREDITS = 9  # steps of a launch with so many nodes
 
 
 class Blocks:
-    """Counts the memory blocks that turns of a play make or free. `most` is the maximum of a turn so far."""
+    """Counts the memory blocks that turns of a play make or free. `limit` is the maximum of a turn so far."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.limit = 0
         self._before = sys.getallocatedblocks()
 
     def turns(self, play: Slow) -> None:
@@ -41,7 +41,7 @@ class Blocks:
         while True:
             play.turn()
             after = sys.getallocatedblocks()
-            self.most, self._before = max(self.most, abs(after - self._before)), after
+            self.limit, self._before = max(self.limit, abs(after - self._before)), after
             if not play.controller.has_work:
                 return
 
@@ -240,16 +240,16 @@ def test_a_part_is_checked_as_what_follows_the_ones_before(second, text):
 def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
     """Count the memory blocks that a flush makes or frees, because durations depend on the machine."""
 
-    def most_blocks(nodes: int) -> int:
+    def max_blocks(nodes: int) -> int:
         play = Slow()
         play.register(5, chain_of(nodes))
         assert play.controller.has_work
         blocks = Blocks()
         blocks.turns(play)
-        return blocks.most
+        return blocks.limit
 
     with without_collector():
-        assert most_blocks(4 * NODES) < 2 * most_blocks(NODES)
+        assert max_blocks(4 * NODES) < 2 * max_blocks(NODES)
 
 
 def test_a_bug_in_a_pass_ends_the_session_and_is_not_met_again(monkeypatch):

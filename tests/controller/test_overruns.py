@@ -10,7 +10,7 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
 from atoll.protocol.actions import StoreUsage
-from atoll.state.offenses import MOST_CRASHES
+from atoll.state.offenses import MAX_CRASHES
 from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import launch
@@ -129,7 +129,7 @@ def test_the_island_of_a_run_that_cannot_be_stopped_restarts_at_its_tenants_cost
 
 @pytest.mark.parametrize("is_joint", [False, True])
 def test_a_run_is_charged_once_for_all_islands_that_it_costs(is_joint):
-    islands = tuple(range(MOST_CRASHES + 1))
+    islands = tuple(range(MAX_CRASHES + 1))
     play = shared(f"{len(islands)}x1x1", run_seconds=10, joint_islands=2 if is_joint else 0)
     alice, bob = play.open(token="alice"), play.open(token="bob")
     sent = launch_over(play, bob, islands, runs_apart=is_joint)

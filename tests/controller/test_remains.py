@@ -43,7 +43,7 @@ def test_no_flush_frees_more_objects_after_the_end_of_a_session_than_its_steps_d
         blocks = Blocks()
         end(play)
         blocks.turns(play)
-    assert blocks.most < 8 * e.STEPS_PER_FLUSH * 4
+    assert blocks.limit < 8 * e.STEPS_PER_FLUSH * 4
 
 
 def test_the_memory_of_many_arrays_is_free_after_the_end_of_their_session():

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.controller.controller_dumps import load_controller
-from atoll.controller.sessions.version_reads import MOST_OTHER_PARTS, MOST_READS
+from atoll.controller.sessions.version_reads import MAX_OTHER_PARTS, MAX_READS
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.named_arrays.version_states import VersionState
@@ -419,10 +419,10 @@ def test_the_unusual_parts_with_trees_are_bounded() -> None:
     play = ReadingParts(arrays=6)
     parts = [(first, count) for first in range(6) for count in range(1, 7 - first)]
     unusual = [part for part in parts if part != (0, 6)]
-    assert len(unusual) > MOST_OTHER_PARTS
+    assert len(unusual) > MAX_OTHER_PARTS
     assert all(play.read_part(1, *part) == {1: 0} for part in unusual)
-    assert play.read_part(2, *unusual[MOST_OTHER_PARTS - 1]) == {2: 1}
-    assert play.read_part(2, *unusual[MOST_OTHER_PARTS]) == {2: 0}
+    assert play.read_part(2, *unusual[MAX_OTHER_PARTS - 1]) == {2: 1}
+    assert play.read_part(2, *unusual[MAX_OTHER_PARTS]) == {2: 0}
 
 
 def test_nothing_is_kept_of_the_copies_of_a_session_that_has_ended() -> None:
@@ -442,12 +442,12 @@ def test_the_reads_of_a_session_are_bounded() -> None:
     play = Reading("3x1x2")
     session = play.open(token="reader").number
     opened = play.opened(session)
-    for handle in range(1, MOST_READS + 2):
+    for handle in range(1, MAX_READS + 2):
         play.proxy(session, m.ReadVersion(opened.reader, 0, (on(2),), (handle,)))
     play.flush()
     entries = play.controller.sessions[session].directory.entries
-    assert not entries[MOST_READS].ready
-    error = entries[MOST_READS + 1].error
+    assert not entries[MAX_READS].ready
+    error = entries[MAX_READS + 1].error
     assert error is not None
     assert error.code == Code.RESOURCE_EXHAUSTED
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.sessions.vaults import _MOST_FREED
+from atoll.controller.sessions.vaults import _MAX_FREED
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -16,7 +16,7 @@ from tests.controller.play import BROKEN, on, runs
 from tests.controller.publishing_play import Trainer
 from tests.work_counts import instructions_of
 
-COUNT = 2 * _MOST_FREED + 50
+COUNT = 2 * _MAX_FREED + 50
 
 
 def launched(play: Trainer, count: int) -> tuple[tuple[int, ...], int]:
@@ -60,7 +60,7 @@ def freed(play: Trainer, session: Any) -> list[int]:
 def test_the_arrays_of_a_removed_version_are_freed_over_several_flushes():
     play = with_version()
     play.controller.published.remove("trainer", "policy")
-    assert freed(play, play.vault) == [_MOST_FREED, _MOST_FREED, 50]
+    assert freed(play, play.vault) == [_MAX_FREED, _MAX_FREED, 50]
     assert play.controller.ledger.total == 0
     sent = [action.message for action in play.actions if isinstance(getattr(action, "message", None), m.Free)]
     assert sum(len(each.handles) for each in sent if each.session == play.vault.number) == COUNT
@@ -69,7 +69,7 @@ def test_the_arrays_of_a_removed_version_are_freed_over_several_flushes():
 def test_the_arrays_of_a_lost_version_are_freed_over_several_flushes():
     play = with_version()
     play.lose(0, "its connection broke")
-    assert max(freed(play, play.vault)) == _MOST_FREED
+    assert max(freed(play, play.vault)) == _MAX_FREED
     assert play.vault.directory.entries == {}
     assert play.controller.ledger.total == 0
 
@@ -82,7 +82,7 @@ def test_the_arrays_of_a_version_that_fails_are_freed_over_several_flushes():
     play.worker(0, m.Failed(sequence, BROKEN))
     session = play.controller.sessions[play.session]
     play.event(e.Flush(play.now))
-    assert max(freed(play, session)) == _MOST_FREED
+    assert max(freed(play, session)) == _MAX_FREED
     assert list(session.directory.entries) == [10]
     assert session.publishing == 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.operators.service import MOST_REQUESTS
+from atoll.controller.operators.service import MAX_REQUESTS
 from atoll.errors import Code
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -47,7 +47,7 @@ def test_a_command_with_too_many_requests_loses_its_connection():
     play = shared()
     user = play.connect("operator", token="alice")
     play.flush()
-    for _ in range(MOST_REQUESTS + 1):
+    for _ in range(MAX_REQUESTS + 1):
         play.receive(user, m.StatusRequest())
     assert answered(play) == []
     (close,) = [each for each in play.closed if each.connection == user]
@@ -107,7 +107,7 @@ def test_a_bug_at_a_request_that_changes_state_names_the_connection_that_sent_it
 
 
 def test_a_report_that_is_too_large_for_a_reply_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.controller.operators.service.MOST_STATUS_BYTES", 100)
+    monkeypatch.setattr("atoll.controller.operators.service.MAX_STATUS_BYTES", 100)
     play = shared()
     (reply,) = play.ask(play.connect("operator", token="alice"), m.StatusRequest())
     assert isinstance(reply, m.OperationReply)

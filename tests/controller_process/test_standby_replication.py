@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller_process.standby_replication import MOST_QUEUED, SUSPICION_SECONDS, StandbyReplication
+from atoll.controller_process.standby_replication import MAX_QUEUED, SUSPICION_SECONDS, StandbyReplication
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
@@ -62,7 +62,7 @@ class Standby:
     def __init__(self) -> None:
         self.queued: list[SnapshotChunk] = []
         self.taken: list[SnapshotChunk] = []
-        self.most = 0
+        self.limit = 0
         self.heartbeats = 0
         self.is_aborted = False
         self.on_lost: Callable[[str], None]
@@ -76,7 +76,7 @@ class Standby:
 
     def send_in_pieces(self, frame: bytes) -> None:
         self.queued.append(msgspec.msgpack.decode(frame[HEADER_BYTES:], type=SnapshotChunk))
-        self.most = max(self.most, self._unsent())
+        self.limit = max(self.limit, self._unsent())
 
     def send(self, message: Any) -> None:
         self.heartbeats += isinstance(message, Heartbeat)
@@ -154,16 +154,16 @@ def played(scene: Callable[[Scene], Awaitable[None]], journal: Any = None, lease
 
 
 def test_little_of_a_snapshot_is_in_memory_however_slowly_it_is_read():
-    journal = OneSnapshot(3 * MOST_QUEUED + 7)
+    journal = OneSnapshot(3 * MAX_QUEUED + 7)
 
     async def scene(made: Scene) -> None:
         await asyncio.sleep(1.0)
-        assert made.standby.most == MOST_QUEUED, "it reads nothing"
+        assert made.standby.limit == MAX_QUEUED, "it reads nothing"
         async with asyncio.timeout(10):
             while not made.standby.taken or not made.standby.taken[-1].is_last:
                 made.standby.take()
                 await asyncio.sleep(0.1)
-        assert made.standby.most <= MOST_QUEUED
+        assert made.standby.limit <= MAX_QUEUED
         assert b"".join(each.content for each in made.standby.taken) == journal.content
         assert [each.is_last for each in made.standby.taken].count(True) == 1
         assert {each.term for each in made.standby.taken} == {5}

@@ -169,7 +169,7 @@ def test_a_client_may_not_send_more_than_its_messages_need(tmp_path: Path, role:
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_flood_of_silent_connections_displaces_itself_and_lets_others_in(tmp_path: Path, tls: bool) -> None:
     async def scene() -> None:
-        async with port(tmp_path, tls=tls, most=8, most_per_address=4) as opened:
+        async with port(tmp_path, tls=tls, limit=8, max_per_address=4) as opened:
             silent = [await asyncio.open_connection("127.0.0.1", opened.address.port) for _ in range(12)]
             assert all([await is_closed(reader) for reader, _ in silent[:8]])
             assert opened.unauthenticated.statistics().open == 4
@@ -195,7 +195,7 @@ def test_peers_that_do_not_authenticate_in_time_are_closed(tmp_path: Path, tls: 
 
 def test_an_admitted_peer_counts_in_no_bound(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with port(tmp_path, tls=False, most=2, most_per_address=2) as opened:
+        async with port(tmp_path, tls=False, limit=2, max_per_address=2) as opened:
             reader, writer = await opened.open()
             writer.write(encode(HELLO) + encode(m.StatusRequest()))
             assert await read_message(reader) is not None

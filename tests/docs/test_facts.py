@@ -13,7 +13,7 @@ import pytest
 
 from atoll._version import __version__
 from atoll.client.jax_patches import direct_reads, large_writes, tree_reads, tree_writes
-from atoll.client.jax_patches.numbered_runs import LEAST_WRITTEN
+from atoll.client.jax_patches.numbered_runs import MIN_WRITTEN
 from atoll.cluster.settings import HOSTS_SECONDS, LOCAL_SECONDS
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
@@ -22,8 +22,8 @@ from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.operate.command import command_line
 from atoll.operate.command import scripts as run_command
 from atoll.operate.command.standard_output import OUTPUT_CLOSED
-from atoll.protocol.messages.proxy_messages import MOST_CARRIED_BYTES
-from atoll.protocol.questions import MOST_CONTENTS
+from atoll.protocol.messages.proxy_messages import MAX_CARRIED_BYTES
+from atoll.protocol.questions import MAX_CONTENTS
 from atoll.quantities import human_bytes
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD
 from atoll.transfers.shared_slots import SLOT_BYTES, SLOTS
@@ -99,20 +99,20 @@ def test_the_table_of_paths_has_the_sizes_of_the_code() -> None:
     section = section[: section.index("\n## ")]
     written, read = section.split("| array that is read | path |")
     for text, table, sizes in (
-        ("arrays of a tree", written, (tree_writes.LEAST_ARRAYS, tree_writes.MOST_BYTES, MOST_CONTENTS)),
-        ("and the launch", written, (MOST_CARRIED_BYTES,)),
+        ("arrays of a tree", written, (tree_writes.MIN_ARRAYS, tree_writes.MAX_BYTES, MAX_CONTENTS)),
+        ("and the launch", written, (MAX_CARRIED_BYTES,)),
         ("and then the proxy's channel to each host", written, (SLOT_BYTES,)),
-        ("otherwise a channel that the script opens", written, (large_writes.LEAST_BYTES,)),
-        ("which cuts the shards", written, (large_writes.MOST_JOINED,)),
+        ("otherwise a channel that the script opens", written, (large_writes.MIN_BYTES,)),
+        ("which cuts the shards", written, (large_writes.MAX_JOINED,)),
         ("slots of the shared memory", written, (SLOTS,)),
-        ("arrays of a tree", read, (tree_reads.MOST_BYTES, MOST_CONTENTS)),
+        ("arrays of a tree", read, (tree_reads.MAX_BYTES, MAX_CONTENTS)),
         ("from 256 KiB on through shared memory", read, (SHARED_THRESHOLD,)),
-        ("on another machine", read, (STREAM_THRESHOLD, direct_reads.LEAST_BYTES)),
+        ("on another machine", read, (STREAM_THRESHOLD, direct_reads.MIN_BYTES)),
     ):
         (line,) = [line for line in table.splitlines() if text in line]
         for size in sizes:
             assert re.search(rf"\b{_text_of(size)}\b", line), line
-    assert LEAST_WRITTEN == 2
+    assert MIN_WRITTEN == 2
     assert "from the third array of a type on" in section
 
 

@@ -21,7 +21,7 @@ class Trainings:
 
     def __init__(
         self,
-        most: int = 8,
+        limit: int = 8,
         fewest_islands: int = 1,
         refused: Islands = (),
         error: Exception | None = None,
@@ -30,7 +30,7 @@ class Trainings:
         self.compiled: list[Islands] = []
         self.threads: list[Callable[[], None]] = []
         self.refused, self.error = refused, error
-        self.ahead = CompilationAhead(most, fewest_islands, lambda name, work: self.threads.append(work), self.clock)
+        self.ahead = CompilationAhead(limit, fewest_islands, lambda name, work: self.threads.append(work), self.clock)
 
     def clock(self) -> float:
         return self.seconds
@@ -81,9 +81,9 @@ def test_one_set_is_compiled_at_a_time_and_then_follows_a_pause_as_long() -> Non
     assert len(trainings.threads) == 1
 
 
-@pytest.mark.parametrize(("most", "fewest_islands", "count"), [(0, 1, 0), (2, 1, 2), (8, 2, 3), (8, 3, 0)])
-def test_no_more_sets_are_compiled_than_the_run_wants(most: int, fewest_islands: int, count: int) -> None:
-    trainings = Trainings(most, fewest_islands)
+@pytest.mark.parametrize(("limit", "fewest_islands", "count"), [(0, 1, 0), (2, 1, 2), (8, 2, 3), (8, 3, 0)])
+def test_no_more_sets_are_compiled_than_the_run_wants(limit: int, fewest_islands: int, count: int) -> None:
+    trainings = Trainings(limit, fewest_islands)
     trainings.run(0, 1, 2)
     assert len(trainings.compiled) == count
 

@@ -26,7 +26,7 @@ SHAPES = ((8,), (8,), (8, 4), (4096,), (304, 240))
 DEVICES = 4
 ORDERS = ((0, 1, 2, 3), (0, 3), (3, 1), (2, 3))  # of the devices of meshes
 READ_SECONDS = 120.0
-MOST_VALUES = 10
+MAX_VALUES = 10
 
 # A device, or the devices of a mesh with the dimension that they divide. With -1, each has the whole array.
 Place = int | tuple[tuple[int, ...], int]
@@ -95,7 +95,7 @@ class Program:
         """Return the contents that were read, in the order of the reads, or the name of the call that failed."""
         for _ in range(steps):
             self._rng.choice(self.steps)(self)
-            del self._values[:-MOST_VALUES]
+            del self._values[:-MAX_VALUES]
         for value in self._values:
             self._read(value)
         for thread in self._threads:

@@ -17,7 +17,7 @@ from jax.experimental import checkify, io_callback
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.launch.dependency_tracker import MOST_OF_A_SESSION
+from atoll.launch.dependency_tracker import MAX_PER_SESSION
 from tests.end_to_end.remote_python import RemoteError, RemotePython
 
 SECONDS = 30.0
@@ -285,7 +285,7 @@ def sum_of_callbacks_that_wait_for_one_another(count: int) -> int:
 
 
 def test_as_many_callbacks_as_the_limit_may_wait_for_one_another(atoll_python: RemotePython) -> None:
-    assert atoll_python.call(sum_of_callbacks_that_wait_for_one_another, MOST_OF_A_SESSION) == MOST_OF_A_SESSION
+    assert atoll_python.call(sum_of_callbacks_that_wait_for_one_another, MAX_PER_SESSION) == MAX_PER_SESSION
 
 
 def uses_the_cluster_in_many_runs(count: int) -> list[list[float]]:

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
-from atoll.state.offenses import MOST_CRASHES
+from atoll.state.offenses import MAX_CRASHES
 from atoll.wire.framing import encode
 from tests.cluster_process import User
 from tests.faults import VARIABLE, environment
@@ -90,7 +90,7 @@ class Client:
 
 def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_continues(user: User) -> None:
     path = f"{user.runtime}/atoll/default/controller.sock"
-    for _ in range(MOST_CRASHES):
+    for _ in range(MAX_CRASHES):
         client = Client(path, "ana")
         assert isinstance(client.first, m.Welcome), client.first
         client.send(m.Await(POISON, ()))
@@ -119,4 +119,4 @@ def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_co
     honest.close()
     log = (user.runtime / "atoll/default/log").read_text()
     assert "(charged to a tenant); restarting it" in log  # the log omits repetitions
-    assert log.count("controller restarted: it continues in term") == MOST_CRASHES + 1
+    assert log.count("controller restarted: it continues in term") == MAX_CRASHES + 1

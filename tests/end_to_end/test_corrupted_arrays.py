@@ -18,7 +18,7 @@ from atoll.pins import Version
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 
-MOST_BYTES = 1 << 30  # of a mapping to search
+MAX_BYTES = 1 << 30  # of a mapping to search
 
 # ---- functions that scripts run
 
@@ -58,7 +58,7 @@ def corrupt(process: int, pattern: bytes) -> int:
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
             bounds, mode = line.split()[:2]
             start, stop = (int(each, 16) for each in bounds.split("-"))
-            if not mode.startswith("rw") or stop - start > MOST_BYTES:
+            if not mode.startswith("rw") or stop - start > MAX_BYTES:
                 continue
             try:
                 memory.seek(start)

@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.ifrt.early_reads import LEAST_SECONDS_BEFORE_OTHERS
+from atoll.ifrt.early_reads import MIN_SECONDS_BEFORE_OTHERS
 from tests.end_to_end.lost_controller import controller
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StartCluster
@@ -151,7 +151,7 @@ def prepare(are_awaited: bool) -> None:
     _READY[:] = ready_arrays(9) if are_awaited else [computed(jnp.float32(i)) for i in range(9)]
     ready_arrays(1)
     if not are_awaited:
-        time.sleep(LEAST_SECONDS_BEFORE_OTHERS)
+        time.sleep(MIN_SECONDS_BEFORE_OTHERS)
 
 
 def read_prepared() -> list[float]:

@@ -25,9 +25,9 @@ from tests.fuzzing.control_messages import ControlFuzzer
 
 MESSAGES = int(os.environ.get("ATOLL_TEST_FUZZED_MESSAGES", "2000"))
 TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "ben", "op")}
-MOST_GROWTH = 50 << 20  # growth of the controller's memory after the first `WARM_UP` conversations
+MAX_GROWTH = 50 << 20  # growth of the controller's memory after the first `WARM_UP` conversations
 WARM_UP = 50  # conversations of about 650 messages: the first of each kind imports modules and fills caches
-MOST_CPU_MS = 50.0  # of one turn of the controller's loop, which is the longest wait of honest sessions
+MAX_CPU_MS = 50.0  # of one turn of the controller's loop, which is the longest wait of honest sessions
 # Functions that the controller's loop calls for reads of connections and their messages, for turns, and for ticks.
 _TURNS = (
     "atoll.wire.connection:Connection.buffer_updated",
@@ -165,7 +165,7 @@ def test_fuzzed_conversations_cost_an_honest_session_nothing(user: User, module_
         assert controller.is_running()
         assert controller.status() != psutil.STATUS_ZOMBIE
         assert count > 0
-        assert max(*sizes, growth) < MOST_GROWTH
-        assert turn < MOST_CPU_MS
+        assert max(*sizes, growth) < MAX_GROWTH
+        assert turn < MAX_CPU_MS
         assert {each["state"] for each in now["islands"]} == {"ready"}
         assert [each["tenant"] for each in now["sessions"]] == ["ben"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.devices.null.null_program import NullProgram
-from atoll.engines.shared_process import MOST_PROCESSES
+from atoll.engines.shared_process import MAX_PROCESSES
 from atoll.operate.operator_requests import request_operation
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded
@@ -19,12 +19,12 @@ from atoll.wire.address import parse_address
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 120.0
-LAST = MOST_PROCESSES  # the island that shares a process with island 0
+LAST = MAX_PROCESSES  # the island that shares a process with island 0
 
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    return start_cluster(islands=f"{MOST_PROCESSES + 1}x1x1", platform="null")
+    return start_cluster(islands=f"{MAX_PROCESSES + 1}x1x1", platform="null")
 
 
 def with_client(cluster: StandingCluster, work: Callable[[BareClient], Coroutine[Any, Any, None]]) -> None:
@@ -50,7 +50,7 @@ async def compute(client: BareClient) -> None:
 def test_islands_of_one_process_fail_with_it_and_come_back(cluster: StandingCluster) -> None:
     with_client(cluster, compute)
     pids = [island["hosts"][0]["pid"] for island in cluster.report()["islands"]]
-    assert len(set(pids)) == MOST_PROCESSES
+    assert len(set(pids)) == MAX_PROCESSES
     assert pids[0] == pids[LAST]
     os.kill(pids[0], signal.SIGKILL)
     report = cluster.until(
@@ -60,7 +60,7 @@ def test_islands_of_one_process_fail_with_it_and_come_back(cluster: StandingClus
         ),
         SECONDS,
     )
-    assert [island["restarts"] for island in report["islands"]] == [1] + [0] * (MOST_PROCESSES - 1) + [1]
+    assert [island["restarts"] for island in report["islands"]] == [1] + [0] * (MAX_PROCESSES - 1) + [1]
     with_client(cluster, compute)
 
 
@@ -71,7 +71,7 @@ def test_an_island_ends_and_another_of_its_process_works_on(cluster: StandingClu
     assert report["islands"][0]["hosts"][0]["pid"] == pid
 
     async def work(client: BareClient) -> None:
-        assert len(client.devices) == MOST_PROCESSES
+        assert len(client.devices) == MAX_PROCESSES
         await compute(client)
 
     with_client(cluster, work)

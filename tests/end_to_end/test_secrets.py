@@ -212,9 +212,9 @@ def search_processes(hidden: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
 
 
 def search_files(
-    hidden: list[tuple[str, bytes]], roots: list[str], skipped: list[str], most: int
+    hidden: list[tuple[str, bytes]], roots: list[str], skipped: list[str], limit: int
 ) -> list[tuple[str, str]]:
-    """Search regular files below these directories except programs and libraries: at most `most` files, and 256 MiB in
+    """Search regular files below these directories except programs and libraries: at most `limit` files, and 256 MiB in
     all.
     """
     wanted = [(name, masked(each)) for name, each in hidden]
@@ -231,7 +231,7 @@ def search_files(
                 try:
                     if not os.path.isfile(path) or os.stat(path).st_size > 1 << 23:
                         continue
-                    if seen > most or nbytes > 1 << 28:
+                    if seen > limit or nbytes > 1 << 28:
                         break
                     with open(path, "rb") as file:
                         content = file.read()

@@ -16,7 +16,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.protocol.questions import MOST_SHARDS
+from atoll.protocol.questions import MAX_SHARDS
 from tests.end_to_end.remote_python import RemotePython
 from tests.end_to_end.same import assert_same
 
@@ -85,10 +85,10 @@ def sharded_requests() -> int:
 
 def many_sharded_requests() -> tuple[int, bool]:
     """Return the number of requests for more shards than one request reads, and whether the values are right."""
-    make = jax.jit(lambda x: [x + i for i in range(MOST_SHARDS // 16)])
+    make = jax.jit(lambda x: [x + i for i in range(MAX_SHARDS // 16)])
     arrays = [each for i in range(5) for each in make(sharded(jnp.arange(4.0) + 1000 * i, ("x", "y")))]
     count = _requests(arrays)
-    wanted = [np.arange(4.0) + 1000 * i + j for i in range(5) for j in range(MOST_SHARDS // 16)]
+    wanted = [np.arange(4.0) + 1000 * i + j for i in range(5) for j in range(MAX_SHARDS // 16)]
     return count, all((np.asarray(each) == want).all() for each, want in zip(arrays, wanted, strict=True))
 
 

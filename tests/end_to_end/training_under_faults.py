@@ -17,7 +17,7 @@ import atoll
 from atoll.elastic.islands import is_loss
 
 _EVERY = 5  # number of steps between copies
-_MOST_ATTEMPTS = 400  # consecutive errors: no island is left, and there will be none
+_MAX_ATTEMPTS = 400  # consecutive errors: no island is left, and there will be none
 _WIDTH = 64
 
 
@@ -69,7 +69,7 @@ def train_through(steps: int, pause: float) -> tuple[list[str], list[float]]:
                 checkpoint = np.asarray(weights), step
         except (jax.errors.JaxRuntimeError, atoll.RecoveryError) as error:
             attempts += 1
-            if attempts > _MOST_ATTEMPTS:
+            if attempts > _MAX_ATTEMPTS:
                 raise
             remedy = remedy_for(error)
             time.sleep(0.05)

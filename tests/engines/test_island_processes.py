@@ -53,7 +53,7 @@ class FakeEngine:
         self.obeys = True
         self.refuses = False
         self.error = OSError("no more processes")
-        self.most = 0  # processes of an incarnation that start nevertheless
+        self.limit = 0  # processes of an incarnation that start nevertheless
         self.has_machines = True
         self.waiting: Callable[[Sequence[str]], None] | None = None
 
@@ -81,7 +81,7 @@ class FakeEngine:
         self.log.append(f"island {island} does not wait any more")
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> FakeProcess:
-        if self.refuses and (start.rank >= self.most):
+        if self.refuses and (start.rank >= self.limit):
             raise self.error
         process = FakeProcess(self.log, start, on_end, self.obeys)
         self.log.append(f"start {process.pid}")
@@ -321,7 +321,7 @@ def test_an_island_waits_while_files_or_memory_for_its_workers_are_lacking(
     async def scene(engine: FakeEngine) -> None:
         island = island_of(engine)
         island.start()
-        engine.refuses, engine.error, engine.most = True, OSError(errno.EMFILE, "Too many open files"), started
+        engine.refuses, engine.error, engine.limit = True, OSError(errno.EMFILE, "Too many open files"), started
         engine.processes[0].exit(1)
         await asyncio.sleep(0.5)
         assert not any("given up" in line for line in engine.logged())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.shared_process import MOST_PROCESSES, IslandHandle, SharedProcesses
+from atoll.engines.shared_process import MAX_PROCESSES, IslandHandle, SharedProcesses
 from atoll.worker.worker_options import IslandOptions
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ class Islands:
         return self.ends
 
     def pid(self, island: int) -> int:
-        return self.processes._processes[island % MOST_PROCESSES]._process.pid
+        return self.processes._processes[island % MAX_PROCESSES]._process.pid
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -56,17 +56,17 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_an_island_ends_and_starts_again_beside_another_one_of_its_process() -> None:
     async def work() -> None:
         islands = Islands()
-        first, second = islands.start(0), islands.start(MOST_PROCESSES)
+        first, second = islands.start(0), islands.start(MAX_PROCESSES)
         pid = islands.pid(0)
         first.kill()
         assert await islands.until(1) == {0: 3}
         first.kill()  # a late one has no effect
         islands.ends.clear()
         again = islands.start(0)
-        assert islands.pid(MOST_PROCESSES) == islands.pid(0) == pid
+        assert islands.pid(MAX_PROCESSES) == islands.pid(0) == pid
         again.terminate()
         second.terminate()
-        assert await islands.until(2) == {0: 3, MOST_PROCESSES: 3}
+        assert await islands.until(2) == {0: 3, MAX_PROCESSES: 3}
         while Path(f"/proc/{pid}").exists():  # it ends after its last island
             await asyncio.sleep(0.01)
 
@@ -76,11 +76,11 @@ def test_an_island_ends_and_starts_again_beside_another_one_of_its_process() -> 
 def test_all_islands_of_a_process_end_with_it_and_start_in_a_new_one() -> None:
     async def work() -> None:
         islands = Islands()
-        for island in (0, MOST_PROCESSES):
+        for island in (0, MAX_PROCESSES):
             islands.start(island)
         pid = islands.pid(0)
         os.kill(pid, signal.SIGKILL)
-        assert await islands.until(2) == {0: -9, MOST_PROCESSES: -9}
+        assert await islands.until(2) == {0: -9, MAX_PROCESSES: -9}
         islands.ends.clear()
         last = islands.start(0)
         assert islands.pid(0) != pid
@@ -94,7 +94,7 @@ def test_a_process_that_does_not_end_an_island_in_time_is_killed() -> None:
     async def work() -> None:
         islands = Islands(deaf=True, end_seconds=0.01)
         islands.start(0)
-        islands.start(MOST_PROCESSES).kill()
-        assert await islands.until(2) == {0: -9, MOST_PROCESSES: -9}
+        islands.start(MAX_PROCESSES).kill()
+        assert await islands.until(2) == {0: -9, MAX_PROCESSES: -9}
 
     run(work)

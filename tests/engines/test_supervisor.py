@@ -121,7 +121,7 @@ def test_a_cluster_that_cannot_continue_says_whether_another_start_could(
 ) -> None:
     started: list[ControllerChild] = []
     monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
-    monkeypatch.setattr("atoll.engines.controller_child._MOST_FAILURES", 0)
+    monkeypatch.setattr("atoll.engines.controller_child._MAX_FAILURES", 0)
     options = EngineOptions(ClusterSettings(), str(tmp_path), journal=str(tmp_path), continues=True)
 
     async def main() -> None:

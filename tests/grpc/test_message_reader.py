@@ -16,7 +16,7 @@ from tests.grpc.http2.http2_peer import message
 
 WINDOW = 1 << 24
 MAX_MESSAGE = 1 << 20
-MOST_PIECES = 1000  # of a body
+MAX_PIECES = 1000  # of a body
 
 
 class _Sender:
@@ -78,7 +78,7 @@ def test_the_same_messages_come_however_the_body_is_cut_and_paused(
 
         reader.set_handlers(on_message, lambda: seen.append("end"))
         start = turn = 0
-        least = len(body) // MOST_PIECES
+        least = len(body) // MAX_PIECES
         while start < len(body):
             cut = least + cuts[turn % len(cuts)]
             feed(reader, body[start : start + cut], direct)

@@ -26,7 +26,7 @@ def admit(call: Call) -> None:
 
 @pytest.fixture
 def strangers() -> UnauthenticatedConnections:
-    return UnauthenticatedConnections(most=4, most_per_address=4, seconds=1000.0)
+    return UnauthenticatedConnections(limit=4, max_per_address=4, seconds=1000.0)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.ifrt.early_reads import LEAST_SECONDS, LEAST_SECONDS_BEFORE_OTHERS, EarlyReads
+from atoll.ifrt.early_reads import MIN_SECONDS, MIN_SECONDS_BEFORE_OTHERS, EarlyReads
 
 
 class Clock:
@@ -21,8 +21,8 @@ def test_only_arrays_that_were_launched_a_while_ago_are_tried() -> None:
     clock = Clock()
     reads = EarlyReads(clock)
     assert not reads.may_try(clock.seconds)
-    assert not reads.may_try(clock.seconds - 0.9 * LEAST_SECONDS)
-    assert reads.may_try(clock.seconds - 1.1 * LEAST_SECONDS)
+    assert not reads.may_try(clock.seconds - 0.9 * MIN_SECONDS)
+    assert reads.may_try(clock.seconds - 1.1 * MIN_SECONDS)
 
 
 def test_an_array_behind_which_others_were_launched_is_tried_later() -> None:
@@ -33,8 +33,8 @@ def test_an_array_behind_which_others_were_launched_is_tried_later() -> None:
     reads.launched(clock.seconds - 0.002)
     assert not reads.may_try(clock.seconds - 0.005)
     assert reads.may_try(clock.seconds - 0.002)
-    clock.seconds += LEAST_SECONDS_BEFORE_OTHERS
-    assert reads.may_try(clock.seconds - LEAST_SECONDS_BEFORE_OTHERS - 0.005)
+    clock.seconds += MIN_SECONDS_BEFORE_OTHERS
+    assert reads.may_try(clock.seconds - MIN_SECONDS_BEFORE_OTHERS - 0.005)
 
 
 def test_each_further_miss_doubles_the_reads_that_are_not_tried() -> None:

@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import StatusError
 from atoll.ifrt.ifrt_session import (
     FIRST_MINTED_HANDLE,
-    MOST_WAITING,
+    MAX_WAITING,
     OUT_OF_SEQUENCE,
     RESPONSE_SECONDS,
     ResponseStream,
@@ -183,9 +183,9 @@ def test_responses_that_may_wait_are_written_when_the_time_is_over():
 
 def test_few_responses_wait():
     stream = Waiting()
-    for _ in range(MOST_WAITING):
+    for _ in range(MAX_WAITING):
         stream.send(may_wait=True)
-    assert stream.sent == list(range(MOST_WAITING))
+    assert stream.sent == list(range(MAX_WAITING))
 
 
 def test_a_client_keeps_no_more_stacks_than_its_arrays_have(rig: Rig):

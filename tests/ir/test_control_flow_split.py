@@ -28,7 +28,7 @@ from tests.ir.program_text import parse
 from tests.thoroughness import examples
 
 SPEC = ArraySpec("int32", (), Sharding((0,)))
-MOST_ROUNDS = 5
+MAX_ROUNDS = 5
 
 
 # ---- the meaning of programs, whose values and conditions are numbers
@@ -55,7 +55,7 @@ def run(program: Program, arguments: list[int], reports: list[int] | None = None
                 values.extend(run(branches[inputs[0] % len(branches)], inputs[1:]))
             case Loop(constants=constants):
                 kept, carried = inputs[:constants], inputs[constants:]
-                for _ in range(MOST_ROUNDS):
+                for _ in range(MAX_ROUNDS):
                     (goes_on,) = run(node.condition, kept + carried)
                     if goes_on % 3 == 0:
                         break
@@ -73,7 +73,7 @@ def launch(piece: SplitLaunch, arguments: list[int]) -> list[int]:
     if isinstance(programs, LoopPrograms):
         kept, carried = arguments[: programs.constants], arguments[programs.constants :]
         run(programs.first, arguments, reports)
-        for rounds in range(MOST_ROUNDS):
+        for rounds in range(MAX_ROUNDS):
             if reports.pop() % 3 == 0:
                 break
             carried = run(programs.following if rounds else programs.begins, kept + carried, reports)

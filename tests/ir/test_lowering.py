@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
 from atoll.ir.lowering import lower
-from atoll.ir.passes.wide_transfers_pass import MOST_ARRAYS
+from atoll.ir.passes.wide_transfers_pass import MAX_ARRAYS
 from atoll.ir.plan import LoweredGang
 from atoll.ir.program import (
     Call,
@@ -98,13 +98,13 @@ def test_a_copy_to_other_devices_keeps_shard_i_shard_i(data, placement, shape):
 
 
 def test_a_transfer_of_many_arrays_is_lowered_in_short_steps():
-    count = 3 * MOST_ARRAYS
+    count = 3 * MAX_ARRAYS
     source, target = (ArraySpec("int64", (2,), Sharding((device,), Replicated())) for device in (0, 1))
     transfer = Transfer(tuple(range(count)), (target,) * count)
     placement = cluster(1, 1, 2)
     lowered = lower(single("move", (source,) * count, transfer), placement, {})
     moves = [step for step in steps_of(lowered.plans[0]) if isinstance(step, p.Move)]
-    assert [len(move.inputs) for move in moves] == [MOST_ARRAYS] * 3
+    assert [len(move.inputs) for move in moves] == [MAX_ARRAYS] * 3
 
     machine = Machine(placement)
     for value in range(count):

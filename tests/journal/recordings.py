@@ -44,7 +44,7 @@ from tests.journal.worlds import Recorded
 from tests.migration.test_suspensions import SuspendPlay
 
 DECISIONS = Path(__file__).resolve().parent / "decisions"
-_MOST_BYTES = 64  # of contents that are compared
+_MAX_BYTES = 64  # of contents that are compared
 _SIZE = 8  # bytes of an array on each of its devices
 
 
@@ -76,7 +76,7 @@ def described(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
         case bytes() | msgspec.Raw():
-            return bytes(value).hex() if len(bytes(value)) <= _MOST_BYTES else "..."
+            return bytes(value).hex() if len(bytes(value)) <= _MAX_BYTES else "..."
         case dict():
             return [[described(key), described(each)] for key, each in value.items()]
         case set() | frozenset():

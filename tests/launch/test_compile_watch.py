@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.launch.compile_watch import ASK_SECONDS, MOST_ASKED, MOST_REQUESTS, STUCK_SECONDS, CompileWatch, Lost, Stuck
+from atoll.launch.compile_watch import ASK_SECONDS, MAX_ASKED, MAX_REQUESTS, STUCK_SECONDS, CompileWatch, Lost, Stuck
 from atoll.protocol.messages import CompileReport, CompileStage
 
 F, HOST, SESSION, FEED = "f", 3, 7, 900
@@ -31,12 +31,12 @@ def test_a_host_is_asked_about_a_compilation_at_intervals_while_it_is_awaited() 
 
 def test_of_many_compilations_those_that_were_asked_about_longest_ago_are_next() -> None:
     found = CompileWatch()
-    names = [f"f{number}" for number in range(3 * MOST_ASKED)]
+    names = [f"f{number}" for number in range(3 * MAX_ASKED)]
     for name in names:
         found.requested(name, HOST, SESSION, FEED, 0.0)
     awaited = {(name, HOST): None for name in names}
     asked = [found.questions((1 + turn) * ASK_SECONDS, {HOST}, awaited)[HOST] for turn in range(4)]
-    assert [len(each) for each in asked] == [MOST_ASKED] * 4
+    assert [len(each) for each in asked] == [MAX_ASKED] * 4
     assert [*asked[0], *asked[1], *asked[2]] == names
     assert asked[3] == asked[0]
 
@@ -44,7 +44,7 @@ def test_of_many_compilations_those_that_were_asked_about_longest_ago_are_next()
 def test_a_compilation_that_the_worker_does_not_know_is_requested_again_and_then_fails() -> None:
     found = watch()
     unknown = report(CompileStage.UNKNOWN)
-    for number in range(1, MOST_REQUESTS + 1):
+    for number in range(1, MAX_REQUESTS + 1):
         assert found.reported(HOST, unknown, 10.0) is None, "it may have overtaken the request"
         lost = found.reported(HOST, unknown, 20.0)
         assert isinstance(lost, Lost)

@@ -8,11 +8,11 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.launch.dependency_tracker import (
-    FORMER_MOST_OF_A_SESSION,
-    MOST_IN_XLA_OF_A_SESSION,
-    MOST_IN_XLA_OF_AN_ISLAND,
-    MOST_OF_A_SESSION,
-    MOST_OF_AN_ISLAND,
+    FORMER_MAX_PER_SESSION,
+    MAX_IN_XLA_PER_ISLAND,
+    MAX_IN_XLA_PER_SESSION,
+    MAX_PER_ISLAND,
+    MAX_PER_SESSION,
     DependencyTracker,
 )
 from atoll.state.buffer_directory import Entry
@@ -206,47 +206,47 @@ def test_python_calls_do_not_block_other_launches(launches: Launches):
     assert launches.started() == list(range(1, 101))
 
 
-@pytest.mark.parametrize(("devices", "most"), [(1, MOST_OF_A_SESSION), (2, MOST_IN_XLA_OF_A_SESSION)])
-def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Launches, devices: int, most: int):
-    count = most + 2
+@pytest.mark.parametrize(("devices", "limit"), [(1, MAX_PER_SESSION), (2, MAX_IN_XLA_PER_SESSION)])
+def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Launches, devices: int, limit: int):
+    count = limit + 2
     for number in range(1, count + 1):
         launches.launch(number, host_call=CLIENT, devices=devices)
     launches.launch(100)
-    assert launches.started() == [*range(1, most + 1), 100]
+    assert launches.started() == [*range(1, limit + 1), 100]
     launches.end(3)
-    assert launches.started() == [most + 1]
+    assert launches.started() == [limit + 1]
     launches.end(1)
     assert launches.started() == [count]
 
 
 def test_journals_of_earlier_versions_are_repeated_with_their_limit_on_callbacks():
     launches = Launches(decisions=9)
-    for number in range(1, MOST_OF_A_SESSION + 1):
+    for number in range(1, MAX_PER_SESSION + 1):
         launches.launch(number, host_call=CLIENT)
-    assert launches.started() == list(range(1, FORMER_MOST_OF_A_SESSION + 1))
+    assert launches.started() == list(range(1, FORMER_MAX_PER_SESSION + 1))
 
 
 @pytest.mark.parametrize(
-    ("devices", "most_of_one", "most"),
-    [(1, MOST_OF_A_SESSION, MOST_OF_AN_ISLAND), (2, MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)],
+    ("devices", "max_per_session", "limit"),
+    [(1, MAX_PER_SESSION, MAX_PER_ISLAND), (2, MAX_IN_XLA_PER_SESSION, MAX_IN_XLA_PER_ISLAND)],
 )
 def test_the_callbacks_of_several_sessions_on_an_island_are_bounded(
-    launches: Launches, devices: int, most_of_one: int, most: int
+    launches: Launches, devices: int, max_per_session: int, limit: int
 ):
-    sessions = most // most_of_one + 1
-    for number in range(1, 1 + sessions * most_of_one):
-        launches.launch(number, host_call=CLIENT, session=1 + (number - 1) // most_of_one, devices=devices)
-    assert sorted(launches.started()) == list(range(1, most + 1))
+    sessions = limit // max_per_session + 1
+    for number in range(1, 1 + sessions * max_per_session):
+        launches.launch(number, host_call=CLIENT, session=1 + (number - 1) // max_per_session, devices=devices)
+    assert sorted(launches.started()) == list(range(1, limit + 1))
     launches.end(1)
-    assert launches.started() == [most + 1]
+    assert launches.started() == [limit + 1]
 
 
 def test_runs_that_consume_their_arguments_wait_for_one_another(launches: Launches):
-    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 2):
+    for number in range(1, MAX_IN_XLA_PER_SESSION + 2):
         launches.launch(number, 0, host_call=CLIENT, donated=(0,))
     launches.launch(100, host_call=CLIENT)
     assert launches.started() == [1, 100]  # each of the others waits for the previous one, which reads the array
-    for number in range(1, MOST_IN_XLA_OF_A_SESSION + 1):
+    for number in range(1, MAX_IN_XLA_PER_SESSION + 1):
         launches.end(number)
         assert launches.started() == [number + 1]
 
@@ -263,7 +263,7 @@ def test_a_function_on_several_devices_that_calls_its_client_runs_once_at_a_time
 def test_a_run_that_waits_for_its_input_does_not_count_for_the_bound_on_callbacks(launches: Launches):
     """A callback may launch programs that have callbacks."""
     launches.launch(1, host_call=CLIENT)
-    for number in range(2, 2 + MOST_OF_A_SESSION):
+    for number in range(2, 2 + MAX_PER_SESSION):
         launches.launch(number, number - 1, host_call=CLIENT)
     launches.launch(50, host_call=CLIENT)
     assert launches.started() == [1, 50]
@@ -280,14 +280,14 @@ def test_the_end_of_a_session_drops_its_deferred_nodes(launches: Launches):
 
 
 def test_a_dropped_run_does_not_count_for_the_bound_on_callbacks(launches: Launches):
-    for number in range(1, MOST_OF_A_SESSION + 3):
+    for number in range(1, MAX_PER_SESSION + 3):
         launches.launch(number, host_call=CLIENT)
-    (node,) = launches.nodes[MOST_OF_A_SESSION + 1]
+    (node,) = launches.nodes[MAX_PER_SESSION + 1]
     launches.scheduler.drop(node)
-    launches.end(MOST_OF_A_SESSION + 1)
+    launches.end(MAX_PER_SESSION + 1)
     launches.started()
     launches.end(1)
-    assert launches.started() == [MOST_OF_A_SESSION + 2]
+    assert launches.started() == [MAX_PER_SESSION + 2]
 
 
 def test_a_dropped_deferred_launch_never_starts(launches: Launches):

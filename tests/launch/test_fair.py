@@ -29,7 +29,7 @@ class Client:
     begins: int = 0
     pauses: tuple[tuple[int, int], ...] = ()  # (start, end)
     expected: int = 0  # estimate of the duration, if it differs from it
-    most: int = 0  # maximum number of enqueued nodes, if it differs from that of `play`
+    limit: int = 0  # maximum number of enqueued nodes, if it differs from that of `play`
     latency: int = 0  # time from the end of a gang to the next launch
     idle_until: int = 0
     in_line: int = 0
@@ -57,8 +57,8 @@ def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
     return Tenant(TenantSettings(name, share=share, priority=priority))
 
 
-def play(clients: list[Client], until: int, islands: int = 1, most: int = 64, launch_ns: int = 0) -> None:
-    """Run the clients. Each of them keeps `most` nodes enqueued while it is active.
+def play(clients: list[Client], until: int, islands: int = 1, limit: int = 64, launch_ns: int = 0) -> None:
+    """Run the clients. Each of them keeps `limit` nodes enqueued while it is active.
 
     Each launch takes `launch_ns` of an island in addition to its gang.
     """
@@ -71,7 +71,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64, la
     now = number = 0
     while now < until:
         for client in clients:
-            while client.wants(now) and client.in_line < (client.most or most):
+            while client.wants(now) and client.in_line < (client.limit or limit):
                 number += 1
                 client.in_line += 1
                 node = QueuedNode[Client](number, client.session, tenant=client.tenant)
@@ -203,7 +203,7 @@ def test_many_tenants_with_random_shares():
 
 def test_a_session_that_waits_for_each_of_its_results_gets_its_share():
     clients = [Client(number, tenant(str(number)), 2400 * US) for number in range(4)]
-    clients[0].most, clients[0].latency = 1, MS
+    clients[0].limit, clients[0].latency = 1, MS
     play(clients, 5 * SECOND)
     assert shares(clients, 0, 5 * SECOND) == pytest.approx([0.25] * 4, rel=0.02)
 
@@ -211,7 +211,7 @@ def test_a_session_that_waits_for_each_of_its_results_gets_its_share():
 def test_others_use_the_share_of_an_idle_tenant_and_return_it_at_once():
     clients = [Client(number, tenant(str(number)), MS) for number in range(1, 5)]
     clients[0].pauses = ((2 * SECOND, 4 * SECOND),)
-    play(clients, 6 * SECOND, most=16)
+    play(clients, 6 * SECOND, limit=16)
     away = shares(clients, 2 * SECOND + 50 * MS, 4 * SECOND)
     assert away == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], rel=0.02, abs=0.005)
     assert sum(client.device_time(2 * SECOND, 4 * SECOND) for client in clients) == pytest.approx(2 * SECOND, rel=0.01)
@@ -232,7 +232,7 @@ def test_a_higher_priority_waits_for_two_gangs_at_most(others):
     high = [Client(1000 + i, tenant("high", priority=1), MS, begins=at) for i, at in enumerate(begins)]
     for client, at in zip(high, begins, strict=True):
         client.pauses = ((at + 1, 1 << 62),)
-    play([*low, *high], 22 * SECOND, most=1 if others > 1 else 4)
+    play([*low, *high], 22 * SECOND, limit=1 if others > 1 else 4)
     waits = sorted(client.got[0][0] - client.begins - client.got[0][1] for client in high)
     assert waits[-1] <= 1.1 * 2 * 220 * MS  # gangs take up to 220 ms here
 

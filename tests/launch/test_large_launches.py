@@ -58,7 +58,7 @@ def test_a_large_launch_runs_all_of_its_nodes_in_order():
 def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
     """Count memory blocks, because durations depend on the machine."""
 
-    def most_blocks(nodes: int) -> int:
+    def max_blocks(nodes: int) -> int:
         play = Registered(nodes)
         blocks = Blocks()
         play.launch()
@@ -66,10 +66,10 @@ def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
         while live := list(play.controller.launcher.in_flight):
             play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
             blocks.turns(play)
-        return blocks.most
+        return blocks.limit
 
     with without_collector():
-        assert most_blocks(2 * NODES) < 2 * most_blocks(NODES // 2)
+        assert max_blocks(2 * NODES) < 2 * max_blocks(NODES // 2)
 
 
 def test_other_sessions_are_served_meanwhile_and_later_messages_of_the_session_wait():

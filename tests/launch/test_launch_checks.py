@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.lifecycle import Island, IslandState
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.launch_checks import LAUNCH_WINDOW, MOST_UNWANTED, check_window, island_problem
+from atoll.launch.launch_checks import LAUNCH_WINDOW, MAX_UNWANTED, check_window, island_problem
 from atoll.protocol import messages as m
 from atoll.state.session import Session
 
@@ -49,9 +49,9 @@ def test_a_launch_takes_the_credits_that_its_program_costs(program: int, credits
 
 
 def test_a_session_that_does_not_send_what_failed_launches_need_is_refused() -> None:
-    check_window(session(unwanted=MOST_UNWANTED), launch())
+    check_window(session(unwanted=MAX_UNWANTED), launch())
     with pytest.raises(StatusError, match="has not sent") as refused:
-        check_window(session(unwanted=MOST_UNWANTED + 1), launch())
+        check_window(session(unwanted=MAX_UNWANTED + 1), launch())
     assert refused.value.status.code == Code.RESOURCE_EXHAUSTED
 
 

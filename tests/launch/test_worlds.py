@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
-from atoll.launch.worlds import IDLE_WORLDS, MOST_WORLDS
+from atoll.launch.worlds import IDLE_WORLDS, MAX_WORLDS
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.gang_states import GangState
@@ -335,15 +335,15 @@ def test_a_tenants_worlds_are_limited_and_idle_ones_are_closed():
     play = Play("6x1x1")
     pairs = [(one, other) for one in range(6) for other in range(one)]
     pairs += [(0, 1, 2), (0, 1, 3), (0, 1, 4)]
-    for number, devices in enumerate(pairs[:MOST_WORLDS], 1):
+    for number, devices in enumerate(pairs[:MAX_WORLDS], 1):
         assert len(of(registered(play, number, devices), m.JoinWorld)) == 1
-    (ready,) = of(registered(play, 99, pairs[MOST_WORLDS]), m.FunctionReady)
+    (ready,) = of(registered(play, 99, pairs[MAX_WORLDS]), m.FunctionReady)
     assert ready.status.code == Code.RESOURCE_EXHAUSTED
-    assert f"on {MOST_WORLDS} different sets" in ready.status.message
-    for number in range(1, MOST_WORLDS + 1):
+    assert f"on {MAX_WORLDS} different sets" in ready.status.message
+    for number in range(1, MAX_WORLDS + 1):
         play.say(m.ReleaseFunction(number))
-    closed = of(registered(play, 99, pairs[MOST_WORLDS]), m.CloseWorld)
-    assert len({each.world for each in closed}) == MOST_WORLDS - IDLE_WORLDS
+    closed = of(registered(play, 99, pairs[MAX_WORLDS]), m.CloseWorld)
+    assert len({each.world for each in closed}) == MAX_WORLDS - IDLE_WORLDS
 
 
 def test_an_idle_world_with_a_run_in_flight_is_not_closed():

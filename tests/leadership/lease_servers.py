@@ -30,7 +30,7 @@ from atoll.leadership.lease_http import LeaseServer
 
 ETCD = shutil.which("etcd")
 _START_SECONDS = 60.0
-_MOST_STARTS = 5
+_MAX_STARTS = 5
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ def etcd_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str
 
 def _start_etcd(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     """Start etcd. Try again if another process has taken one of its ports."""
-    for attempt in range(_MOST_STARTS):
+    for attempt in range(_MAX_STARTS):
         clients, peers = (f"127.0.0.1:{_free_port()}" for _ in range(2))
         urls = {
             "listen-client-urls": clients,
@@ -210,7 +210,7 @@ def _start_etcd(program: str, directory: Path) -> tuple[subprocess.Popen[bytes],
             process.kill()
             process.wait()
             raise
-    raise AssertionError(f"etcd has ended {_MOST_STARTS} times")
+    raise AssertionError(f"etcd has ended {_MAX_STARTS} times")
 
 
 def loopback_certificates(directory: Path) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 from tests.thoroughness import examples, longer
 
 _STEPS = 1000
-_MOST_SKEW = 0.05  # of a clock's rate; a lease tolerates a third
+_MAX_SKEW = 0.05  # of a clock's rate; a lease tolerates a third
 
 
 class Skewed:
@@ -22,7 +22,7 @@ class Skewed:
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
-        self._rate = 1 + rng.uniform(-_MOST_SKEW, _MOST_SKEW)
+        self._rate = 1 + rng.uniform(-_MAX_SKEW, _MAX_SKEW)
         self._offset = rng.uniform(0, 1e6)
 
     def __call__(self) -> float:

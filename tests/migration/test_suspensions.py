@@ -11,7 +11,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
-from atoll.migration.array_spiller import MOST_LEFT
+from atoll.migration.array_spiller import MAX_LEFT
 from atoll.migration.manifest import SuspendedSession
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
@@ -302,9 +302,9 @@ def test_a_host_that_is_lost_when_a_session_ends_removes_its_file_when_it_has_jo
 
 def test_the_files_that_a_host_has_to_remove_later_are_bounded():
     spiller = suspended_in_one_file().controller._spiller
-    for number in range(MOST_LEFT + 10):
+    for number in range(MAX_LEFT + 10):
         spiller._drop(1, 99, (m.SpilledPiece(number, 8, f"/{number}"), m.SpilledPiece(number, 8)))
-    assert list(spiller._left[99]) == [f"/{number}" for number in range(10, MOST_LEFT + 10)]
+    assert list(spiller._left[99]) == [f"/{number}" for number in range(10, MAX_LEFT + 10)]
 
 
 def test_a_session_that_does_not_come_to_rest_goes_on():

@@ -179,7 +179,7 @@ def test_versions_of_a_name_are_never_numbered_twice() -> None:
 
 def test_a_tenant_has_a_limited_number_of_names() -> None:
     names = NamedArrays()
-    for number in range(named_arrays.MOST_NAMES):
+    for number in range(named_arrays.MAX_NAMES):
         complete(names, name=f"name {number}")
     with pytest.raises(StatusError, match="tenant ana has 1024 names"):
         publish(names, name="c")
@@ -193,7 +193,7 @@ def test_a_name_that_was_forgotten_does_not_number_versions_again() -> None:
     for _ in range(3):
         complete(names, keep=1)
     names.remove(0.0, "ana", "policy")
-    for number in range(named_arrays.MOST_NAMES):
+    for number in range(named_arrays.MAX_NAMES):
         complete(names, name=f"name {number}")
     assert ("ana", "policy") not in names.names
     names.remove(0.0, "ana", "name 0")
@@ -227,7 +227,7 @@ def test_a_reader_of_the_publishing_tenant_keeps_a_replaced_version() -> None:
 
 def test_a_session_has_a_limited_number_of_pending_versions() -> None:
     names = NamedArrays()
-    for _ in range(named_arrays.MOST_PENDING):
+    for _ in range(named_arrays.MAX_PENDING):
         publish(names)
     with pytest.raises(StatusError, match="versions of session 1 are not complete"):
         publish(names)
@@ -236,7 +236,7 @@ def test_a_session_has_a_limited_number_of_pending_versions() -> None:
 
 def test_a_tenant_has_a_limited_number_of_arrays_in_all_versions() -> None:
     names = NamedArrays()
-    half = tuple(range(named_arrays.MOST_ARRAYS // 2))
+    half = tuple(range(named_arrays.MAX_ARRAYS // 2))
     paths = ("",) * len(half)
     first = names.publish(0.0, "ana", "a", 1, keep=1, handles=half, paths=paths)
     names.publish(0.0, "ana", "b", 1, keep=1, handles=half, paths=paths)
@@ -250,7 +250,7 @@ def test_a_tenant_has_a_limited_number_of_arrays_in_all_versions() -> None:
 
 def test_the_controller_keeps_limited_text_about_the_trees_of_a_tenant() -> None:
     names = NamedArrays()
-    structure = bytes(named_arrays.MOST_DESCRIBED - 2)
+    structure = bytes(named_arrays.MAX_DESCRIBED - 2)
     large = names.publish(0.0, "ana", "a", 1, keep=1, handles=(1, 2), paths=("w", "b"), structure=structure)
     with pytest.raises(StatusError, match="paths and tree structures of the versions of tenant ana exceed 32 MiB"):
         publish(names)
@@ -365,7 +365,7 @@ def test_a_request_for_files_ends_if_the_version_makes_space() -> None:
 
 
 def test_a_session_with_the_most_readers_can_wait_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_arrays, "MOST_READERS", 1)
+    monkeypatch.setattr(named_arrays, "MAX_READERS", 1)
     names = NamedArrays()
     names.complete(0.0, publish_on_disk(names))
     opened(names, wait())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.named_arrays.transfer_trees import MOST_COPIES, MOST_ROUNDS, TransferTree
+from atoll.named_arrays.transfer_trees import MAX_COPIES, MAX_ROUNDS, TransferTree
 
 VAULT = [frozenset({0})]
 
@@ -97,12 +97,12 @@ def test_each_time_transfers_stall_twice_as_many_readers_start_until_one_has_its
 
 
 def test_the_number_of_readers_that_start_when_transfers_stall_is_limited() -> None:
-    most = 1 << MOST_ROUNDS
+    most = 1 << MAX_ROUNDS
     readers = Readers(*range(1, 5 * most))
     readers.start()
-    started = [len(readers.stall()) for _ in range(MOST_ROUNDS + 2)]
+    started = [len(readers.stall()) for _ in range(MAX_ROUNDS + 2)]
     assert started[-3:] == [most // 2, most, most]
-    assert readers.tree.rounds == MOST_ROUNDS
+    assert readers.tree.rounds == MAX_ROUNDS
 
 
 def test_stalls_do_not_count_while_no_reader_has_a_source() -> None:
@@ -184,9 +184,9 @@ def test_the_copies_of_readers_are_sources_after_the_loss_of_the_version() -> No
 
 
 def test_the_copies_that_have_fed_the_most_are_no_sources_if_there_are_too_many() -> None:
-    readers = Readers(*range(1, MOST_COPIES + 2))
+    readers = Readers(*range(1, MAX_COPIES + 2))
     readers.start()
     while readers.tree.running:
         readers.complete(*list(readers.tree.running))
-    assert len(readers.tree.copies) == MOST_COPIES
+    assert len(readers.tree.copies) == MAX_COPIES
     assert readers.tree.fed.keys() <= {*readers.tree.copies, -1}

@@ -177,7 +177,7 @@ def test_only_the_last_lines_of_the_log_are_kept_if_asked_for(tmp_path: Path):
     path.write_bytes(play.controller.log.dump())
     whole = replay_bundle(path)
     assert len(whole.log) > 1
-    assert replay_bundle(path, most_log=1).log == whole.log[-1:]
+    assert replay_bundle(path, max_log=1).log == whole.log[-1:]
 
 
 def test_a_bundle_that_does_not_exist_is_named_once(tmp_path: Path) -> None:

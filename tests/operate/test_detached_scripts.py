@@ -166,7 +166,7 @@ def test_an_unknown_name_is_answered_with_those_that_exist() -> None:
 
 
 def test_the_records_of_the_last_scripts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detached_scripts, "MOST_ENDED", 2)
+    monkeypatch.setattr(detached_scripts, "MAX_ENDED", 2)
     for number in range(4):
         start(f"run-{number}", "pass")
         followed(f"run-{number}")

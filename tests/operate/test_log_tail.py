@@ -64,7 +64,7 @@ def test_a_log_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_tail, "MOST_BYTES", 1000)
+    monkeypatch.setattr(log_tail, "MAX_BYTES", 1000)
     rows = tail(tmp_path, "".join(line(f"number {number}") for number in range(1000))).rows()
     assert 0 < len(rows) < 20
     assert rows[-1].text.endswith("number 999")
@@ -72,8 +72,8 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_rows_and_their_texts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_tail, "MOST_ROWS", 2)
-    monkeypatch.setattr(log_tail, "MOST_TEXT", 30)
+    monkeypatch.setattr(log_tail, "MAX_ROWS", 2)
+    monkeypatch.setattr(log_tail, "MAX_TEXT", 30)
     rows = tail(tmp_path, line("a") + line("b") + line("c" * 100) + "d" * 100 + "\n").rows()
     assert [len(row.text) for row in rows] == [14, 30]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from atoll.protocol.tree_forms import MOST_PACKED, Pack, TreeForm
+from atoll.protocol.tree_forms import MAX_PACKED, Pack, TreeForm
 
 PACK = Pack(paths=("a", "b"), count=3, shape=(4, 6), cuts=(0, 2), mesh=(5, 2, 3), axes=(1, 2))
 
@@ -45,7 +45,7 @@ def test_a_pack_that_an_array_cannot_be_is_refused(change: dict[str, Any]) -> No
     "change",
     [
         {"paths": ()},
-        {"paths": ("a",) * (MOST_PACKED + 1)},
+        {"paths": ("a",) * (MAX_PACKED + 1)},
         {"paths": (1,)},
         {"count": 0},
         {"count": 1 << 40},

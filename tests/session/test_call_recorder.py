@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall
-from atoll.session.call_recorder import MOST_CALLS, CallRecorder
+from atoll.session.call_recorder import MAX_CALLS, CallRecorder
 
 
 class Played:
@@ -91,10 +91,10 @@ def test_that_the_client_is_held_back_is_a_call_too():
 def test_the_last_calls_are_kept_and_those_of_another_recording_are_not():
     played = Played()
     played.record(1e9)
-    for number in range(MOST_CALLS + 2):
+    for number in range(MAX_CALLS + 2):
         played.recorder.handled(number, "execute", str(number), 1)
     calls = played.calls()
-    assert (len(calls), calls[0].name) == (MOST_CALLS, "2")
+    assert (len(calls), calls[0].name) == (MAX_CALLS, "2")
     played.record(0.0)
     played.record(5.0)
     assert played.calls() == []
@@ -103,8 +103,8 @@ def test_the_last_calls_are_kept_and_those_of_another_recording_are_not():
 def test_a_record_that_is_too_large_to_be_sent_has_the_newest():
     played = Played()
     played.record(1e9)
-    for number in range(MOST_CALLS):
+    for number in range(MAX_CALLS):
         played.recorder.handled(number, "execute", "é" * 200 + str(number), 1)
     calls = played.calls()
-    assert 0 < len(calls) < MOST_CALLS
-    assert len(played.sent[-1].calls) <= m.MOST_CALL_BYTES
+    assert 0 < len(calls) < MAX_CALLS
+    assert len(played.sent[-1].calls) <= m.MAX_CALL_BYTES

@@ -11,7 +11,7 @@ def upload(nbytes: int) -> Upload:
 
 
 def test_the_latest_uploads_are_kept_as_far_as_they_fit():
-    sent = SentUploads(most_bytes=10, most=3)
+    sent = SentUploads(max_bytes=10, limit=3)
     for feed, nbytes in enumerate((4, 4, 4)):
         sent.add(0, feed, upload(nbytes))
     assert list(sent.of_host(0)) == [1, 2]
@@ -24,7 +24,7 @@ def test_the_latest_uploads_are_kept_as_far_as_they_fit():
 
 
 def test_a_larger_upload_is_kept_until_it_has_landed():
-    sent = SentUploads(most_bytes=10)
+    sent = SentUploads(max_bytes=10)
     sent.add(0, 1, upload(4))
     sent.add(0, 2, upload(11))
     assert list(sent.of_host(0)) == [1, 2]

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program, single
 from atoll.protocol import messages as m
-from atoll.state.dispatch_units import MOST_SEGMENTS, UNIT_NS, UnitBuilder, join
+from atoll.state.dispatch_units import MAX_SEGMENTS, UNIT_NS, UnitBuilder, join
 from atoll.state.gang_specs import DurationEstimate, GangSpec, HostFeeds, MadeValue
 from tests.controller.play import Play, on
 
@@ -39,7 +39,7 @@ def segments(*nodes: tuple[GangSpec, ...]) -> list[int]:
 
 
 def test_short_nodes_of_the_same_devices_are_joined_up_to_a_bound():
-    assert segments(*(node(i) for i in range(MOST_SEGMENTS + 2))) == [MOST_SEGMENTS, 2]
+    assert segments(*(node(i) for i in range(MAX_SEGMENTS + 2))) == [MAX_SEGMENTS, 2]
 
 
 def test_the_expected_duration_of_a_unit_is_bounded():
@@ -113,9 +113,9 @@ def test_short_nodes_are_joined_after_some_launches():
     play = Play()
     play.with_function()
     play.array(10)
-    chained(play, 2 * MOST_SEGMENTS)
-    assert [launched(play, 100 + i) for i in range(3)] == [[1] * 2 * MOST_SEGMENTS] * 3
-    assert launched(play, 104) == [MOST_SEGMENTS, MOST_SEGMENTS]
+    chained(play, 2 * MAX_SEGMENTS)
+    assert [launched(play, 100 + i) for i in range(3)] == [[1] * 2 * MAX_SEGMENTS] * 3
+    assert launched(play, 104) == [MAX_SEGMENTS, MAX_SEGMENTS]
 
 
 def test_no_nodes_are_joined_while_another_session_waits():

@@ -22,7 +22,7 @@ def test_a_host_is_busy_with_enough_work_that_is_divided_into_enough_gangs():
     assert window_with(BUSY_NS, BUSY_NS).is_busy(), "long gangs end late enough to send the next one in time"
     assert not window_with(NEW_NS, NEW_NS).is_busy()
     assert window_with(NEW_NS, NEW_NS, NEW_NS).is_busy()
-    assert window_with(*[MS] * 4).is_busy(most_ns=4 * MS)
+    assert window_with(*[MS] * 4).is_busy(max_ns=4 * MS)
 
 
 def test_gangs_without_weight_count_by_their_duration_only():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.telemetry.clocks import DRIFT, MOST_SAMPLES, Alignment, Clock, offsets
+from atoll.telemetry.clocks import DRIFT, MAX_SAMPLES, Alignment, Clock, offsets
 
 S = 1_000_000_000
 
@@ -100,7 +100,7 @@ def test_an_answer_to_what_was_never_asked_says_nothing(sent):
 
 def test_of_a_long_time_little_is_kept_and_most_of_it_is_recent():
     clock, readings = measured(3.0, 0.5 * DRIFT, [(0.001, 0.001)] * 4000)
-    assert len(clock._kept) <= MOST_SAMPLES
+    assert len(clock._kept) <= MAX_SAMPLES
     for (shown, truly), most in ((readings[-1], 3e6), (readings[len(readings) // 2], 200e6)):
         correction, error = clock.offset(shown)
         assert abs(shown + correction - truly * S) <= error + 1000

@@ -8,7 +8,7 @@ from atoll.telemetry.history import KINDS, History
 
 def test_events_are_numbered_and_dated_and_the_oldest_go():
     now = [0.0]
-    history = History(lambda: now[0], lambda event: None, most=2)
+    history = History(lambda: now[0], lambda event: None, limit=2)
     for number in range(4):
         now[0] = float(number)
         history.record("failed", f"why {number}", island=number)

@@ -7,7 +7,7 @@ from atoll.errors import Code, Status
 from atoll.launch.gang_charges import GangCharges
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.state.session import MOST_ERROR
+from atoll.state.session import MAX_ERROR
 from atoll.state.tallies import BOUNDS
 from atoll.telemetry.snapshot import EngineSnapshot
 from tests.controller.play import BROKEN, Play, joined, runs
@@ -57,7 +57,7 @@ def test_the_last_error_of_a_session_is_told_and_shortened():
     play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "the kernel faulted " * 100)))
     (session,) = snapshot_of(play).sessions
     assert session.last_error.startswith("the kernel faulted")
-    assert len(session.last_error) == MOST_ERROR
+    assert len(session.last_error) == MAX_ERROR
 
 
 def test_a_session_is_on_the_machine_of_its_client():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
 from atoll.telemetry import telemetry_dumps
-from atoll.telemetry.trace import MOST_ANSWERED, Trace
+from atoll.telemetry.trace import MAX_ANSWERED, Trace
 from tests.controller.play import Play, on
 
 
@@ -126,18 +126,18 @@ def test_what_is_new_begins_when_what_was_before_it_on_its_device_has_ended():
     assert [(each.sequence, each.enqueued, each.started, each.ended) for each in spans] == [(2, 5, 10, 15)]
 
 
-@pytest.mark.parametrize("most", [1, 7, 100, 1000])
-def test_pages_have_few_spans_each_and_together_all_of_them(most: int):
+@pytest.mark.parametrize("limit", [1, 7, 100, 1000])
+def test_pages_have_few_spans_each_and_together_all_of_them(limit: int):
     trace = Trace()
     for sequence in range(300):
         record(trace, sequence, 10 * sequence, 10 * sequence + 15, 0)
     found, position, sizes = [], 0, []
     while position < trace.position:
-        spans, _, position = trace.page(position, most)
+        spans, _, position = trace.page(position, limit)
         found += spans
         sizes.append(len(spans))
     assert found == trace.spans()
-    assert max(sizes) == min(most, 300)
+    assert max(sizes) == min(limit, 300)
 
 
 def test_a_page_lays_out_few_earlier_spans_however_many_a_gang_has() -> None:
@@ -164,11 +164,11 @@ def test_a_page_lays_out_few_earlier_spans_however_many_a_gang_has() -> None:
         sys.setprofile(None)
     assert len(spans) == (position - 200) * hosts
     assert [each.started for each in spans[:1]] == [2005], "the gang before it ended then"
-    assert laid_out <= 2 * MOST_ANSWERED + 2 * hosts
+    assert laid_out <= 2 * MAX_ANSWERED + 2 * hosts
 
 
 def test_pages_continue_with_what_is_kept_if_some_is_not_kept_any_more():
-    trace = Trace(most=10)
+    trace = Trace(limit=10)
     for sequence in range(10):
         record(trace, sequence, sequence, sequence + 1, 0)
     _, _, position = trace.page(0, 3)
@@ -241,7 +241,7 @@ def test_what_is_new_is_found_by_its_position():
 
 
 def test_of_much_that_is_new_the_newest_is_given():
-    trace = Trace(most=4)
+    trace = Trace(limit=4)
     for sequence in range(8):
         record(trace, sequence, 0, 10, 0)
     assert [each.sequence for each in trace.after(0, 2)[0]] == [6, 7]
@@ -256,11 +256,11 @@ def test_a_position_of_another_controller_is_none():
 
 
 def test_a_snapshot_has_the_last_of_it_and_goes_on_with_all_positions(monkeypatch):
-    monkeypatch.setattr(telemetry_dumps, "MOST_SPANS_KEPT", 2)
-    trace = Trace(most=4)
+    monkeypatch.setattr(telemetry_dumps, "MAX_SPANS_KEPT", 2)
+    trace = Trace(limit=4)
     for sequence in range(3):
         record(trace, sequence, sequence, sequence + 1, 0)
-    restored = Trace(most=4)
+    restored = Trace(limit=4)
     restored._ends, restored._recorded = telemetry_dumps.last_ends(trace), trace._recorded
     telemetry_dumps.count_spans(restored)
     assert list(times(trace)) == [0, 1, 2]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.transfers import receive_buffer_pool
-from atoll.transfers.receive_buffer_pool import LEAST_BLOCK_BYTES, LEAST_ZEROS_BYTES, Range, ReceiveBufferPool
+from atoll.transfers.receive_buffer_pool import MIN_BLOCK_BYTES, MIN_ZEROS_BYTES, Range, ReceiveBufferPool
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def test_free_memory_is_kept_within_its_bound(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_comes_back_while_nobody_takes_any_is_bounded(monkeypatch):
-    monkeypatch.setattr(receive_buffer_pool, "KEPT_BYTES", 4 * LEAST_BLOCK_BYTES)
+    monkeypatch.setattr(receive_buffer_pool, "KEPT_BYTES", 4 * MIN_BLOCK_BYTES)
     memory = ReceiveBufferPool()
     memory.open()
-    taken = [memory.take(LEAST_BLOCK_BYTES) for _ in range(12)]
+    taken = [memory.take(MIN_BLOCK_BYTES) for _ in range(12)]
     taken.clear()
-    assert sum(len(block) for _, block in memory._returned) == 4 * LEAST_BLOCK_BYTES
+    assert sum(len(block) for _, block in memory._returned) == 4 * MIN_BLOCK_BYTES
     memory.close()
 
 
@@ -71,7 +71,7 @@ def written(memory: ReceiveBufferPool, nbytes: int, ranges: list[Range]) -> np.n
 @st.composite
 def uses(draw: st.DrawFn) -> tuple[int, list[Range]]:
     """Bytes of one or two sizes that blocks have, and what is written of them."""
-    nbytes = draw(st.sampled_from([LEAST_ZEROS_BYTES, LEAST_ZEROS_BYTES + 4099, 5 * LEAST_ZEROS_BYTES]))
+    nbytes = draw(st.sampled_from([MIN_ZEROS_BYTES, MIN_ZEROS_BYTES + 4099, 5 * MIN_ZEROS_BYTES]))
     place = st.integers(0, nbytes)
     return nbytes, draw(st.lists(st.tuples(place, place).map(lambda ends: (min(ends), max(ends))), max_size=4))
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.transfers.receive_window import MOST_EXAMINED, ReceiveWindow, Transfer
+from atoll.transfers.receive_window import MAX_EXAMINED, ReceiveWindow, Transfer
 
 
 def nothing() -> None:
@@ -26,7 +26,7 @@ def test_an_announcement_costs_the_same_however_many_transfers_wait():
 
 def test_free_memory_goes_to_one_of_the_first_transfers_that_wait():
     window, landed = ReceiveWindow(10), list[int]()
-    first = range(3, 3 + MOST_EXAMINED)
+    first = range(3, 3 + MAX_EXAMINED)
     for feed, nbytes in [(1, 4), (2, 2), *((feed, 9) for feed in first), (1000, 5)]:
         window.request(feed, Transfer(nbytes, 0, lambda feed=feed: landed.append(feed)))
         window.admitted((feed,))

@@ -33,8 +33,8 @@ class ScriptedSource:
             raise ConnectError(self.fails)
         return msgspec.json.encode(self.said)
 
-    async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
-        new, self.new = self.new[-most:], []
+    async def spans(self, position: int, limit: int) -> tuple[list[Span], int]:
+        new, self.new = self.new[-limit:], []
         return new, position + len(new)
 
     async def usage(self, by: By, seconds: float) -> dict[str, Any]:

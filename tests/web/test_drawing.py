@@ -9,7 +9,7 @@ from atoll.telemetry.samples import Sample
 from atoll.telemetry.timeline import Bar, Row
 from atoll.web.drawing import (
     COLOURS,
-    MOST_ROWS,
+    MAX_ROWS,
     PIXELS,
     colour_of,
     legend_html,
@@ -69,9 +69,9 @@ def test_names_that_clients_give_are_text_and_nothing_else():
 
 
 def test_more_devices_than_a_picture_takes_are_left_out():
-    rows = [Row(0, host, 0) for host in range(MOST_ROWS + 5)]
+    rows = [Row(0, host, 0) for host in range(MAX_ROWS + 5)]
     labels = [each.text for each in drawn(rows, {}) if (each.text or "").startswith("host")]
-    assert len(labels) == MOST_ROWS
+    assert len(labels) == MAX_ROWS
 
 
 def test_sessions_beyond_the_colours_share_them():

@@ -78,7 +78,7 @@ def test_a_flood_of_connections_displaces_itself_and_no_browser_with_the_key() -
         for each in (browser, other, *flood[6:]):
             each[1].close()
 
-    play(scene, most=4, most_per_address=4, seconds=1000.0)
+    play(scene, limit=4, max_per_address=4, seconds=1000.0)
 
 
 def test_a_request_that_comes_slowly_is_cut_off() -> None:

@@ -24,13 +24,13 @@ from tests.web.cluster import ScriptedSource, serving
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
-_MOST_SECONDS = 300.0
+_MAX_SECONDS = 300.0
 
 
 def get(url: str, **headers: str) -> tuple[int, str, str]:
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_MOST_SECONDS) as reply:
+        with urllib.request.urlopen(request, timeout=_MAX_SECONDS) as reply:
             return reply.status, reply.headers["Content-Type"], reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -344,7 +344,7 @@ def test_what_a_peer_has_sent_before_it_was_killed_arrives_though_an_answer_fail
 class EndlessPeer:
     """Reads nothing, so an answer to it fails, and sends for as long as somebody takes it, up to a bound."""
 
-    MOST = 32 << 20
+    MAX = 32 << 20
     AHEAD = 16 << 10  # less than what a socket holds when it wakes who waits to send
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ class EndlessPeer:
     def _send(self) -> None:
         content = frame(Note("x" * 4000))
         with contextlib.suppress(OSError):  # the other end has closed
-            while self.sent < self.MOST:
+            while self.sent < self.MAX:
                 self._socket.sendall(content)
                 with self._has_sent:
                     self.sent += len(content)
@@ -370,7 +370,7 @@ class EndlessPeer:
     def wait_until_ahead(self, taken: int) -> None:
         """Until more lies in the socket than was taken."""
         with self._has_sent:
-            self._has_sent.wait_for(lambda: self.sent - taken >= self.AHEAD or self.sent >= self.MOST, 10)
+            self._has_sent.wait_for(lambda: self.sent - taken >= self.AHEAD or self.sent >= self.MAX, 10)
 
     def end(self) -> None:
         self._socket.close()
@@ -396,7 +396,7 @@ def test_a_peer_that_does_not_read_and_sends_on_and_on_does_not_hold_up_the_loop
         server, address = await listen(Address(path=str(short_directory / "s")), accept)
         await asyncio.to_thread(peer.begin, address.path)
         await lost.get()
-        assert connection.bytes_in < peer.MOST / 4, "what came after the loss was waited for"
+        assert connection.bytes_in < peer.MAX / 4, "what came after the loss was waited for"
         await asyncio.to_thread(peer.end)
         server.close()
 

@@ -8,7 +8,7 @@ from atoll.wire.pending_connections import MAX_ADDRESSES, MAX_REASONS, PendingCo
 
 
 def test_who_comes_when_there_are_too_many_takes_the_place_of_the_oldest() -> None:
-    pending: PendingConnections[str] = PendingConnections(most=2, seconds=10.0)
+    pending: PendingConnections[str] = PendingConnections(limit=2, seconds=10.0)
     assert [pending.add(name, now) for now, name in enumerate("abc")] == [None, None, "a"]
     assert not pending.remove("a"), "it opens too late"
     assert pending.remove("b")
@@ -17,7 +17,7 @@ def test_who_comes_when_there_are_too_many_takes_the_place_of_the_oldest() -> No
 
 
 def test_connections_expire_in_the_order_of_their_coming() -> None:
-    pending: PendingConnections[str] = PendingConnections(most=10, seconds=10.0)
+    pending: PendingConnections[str] = PendingConnections(limit=10, seconds=10.0)
     assert pending.next_deadline() is None
     for name, now in {"a": 100.0, "b": 101.0, "c": 105.0}.items():
         pending.add(name, now)
@@ -30,7 +30,7 @@ def test_connections_expire_in_the_order_of_their_coming() -> None:
 
 
 def test_a_flood_from_one_address_displaces_its_own_connections_only() -> None:
-    pending: PendingConnections[str] = PendingConnections(most=100, seconds=10.0, most_per_address=3)
+    pending: PendingConnections[str] = PendingConnections(limit=100, seconds=10.0, max_per_address=3)
     pending.add("honest", 0.0, "10.0.0.1")
     evicted = [pending.add(f"flood {count}", 1.0, "10.0.0.2") for count in range(50)]
     assert evicted == [None] * 3 + [f"flood {count}" for count in range(47)]
@@ -40,7 +40,7 @@ def test_a_flood_from_one_address_displaces_its_own_connections_only() -> None:
 
 
 def test_the_bound_in_total_is_at_the_cost_of_the_address_with_most_connections() -> None:
-    pending: PendingConnections[str] = PendingConnections(most=4, seconds=10.0, most_per_address=3)
+    pending: PendingConnections[str] = PendingConnections(limit=4, seconds=10.0, max_per_address=3)
     for name, address in {"honest": "10.0.0.1", "a": "10.0.0.2", "b": "10.0.0.2", "c": "10.0.0.2"}.items():
         pending.add(name, 0.0, address)
     assert pending.add("late", 1.0, "10.0.0.3") == "a"
@@ -48,7 +48,7 @@ def test_the_bound_in_total_is_at_the_cost_of_the_address_with_most_connections(
 
 
 def test_the_addresses_of_one_ipv6_network_count_together() -> None:
-    pending: PendingConnections[int] = PendingConnections(most=100, seconds=10.0, most_per_address=3)
+    pending: PendingConnections[int] = PendingConnections(limit=100, seconds=10.0, max_per_address=3)
     for count in range(50):
         pending.add(count, 0.0, f"2001:db8:0:1::{count:x}")
     assert len(pending) == 3

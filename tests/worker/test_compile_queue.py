@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import StatusError
 from atoll.worker import compile_queue
-from atoll.worker.compile_queue import MOST_ASKING_OF_A_SESSION, CompileQueue
+from atoll.worker.compile_queue import MAX_ASKING_PER_SESSION, CompileQueue
 
 ANA, BEN = "ana", "ben"
 
@@ -14,8 +14,8 @@ ANA, BEN = "ana", "ben"
 class Host:
     """A queue with its clock, and the compilations that run."""
 
-    def __init__(self, places: int = 2, most: int = 4) -> None:
-        self.queue = CompileQueue(places, most)
+    def __init__(self, places: int = 2, limit: int = 4) -> None:
+        self.queue = CompileQueue(places, limit)
         self.now = 0.0
         self.running: list[int] = []
         self._next = 0
@@ -59,7 +59,7 @@ def test_no_tenant_waits_for_the_long_compilations_of_another() -> None:
 
 
 def test_there_are_so_many_spare_places_and_no_more() -> None:
-    host = Host(places=2, most=4)
+    host = Host(places=2, limit=4)
     for tenant in "abcdef":
         host.add(tenant, 2)
     assert len(host.running) == 4
@@ -67,7 +67,7 @@ def test_there_are_so_many_spare_places_and_no_more() -> None:
 
 @pytest.mark.parametrize("share", [1.0, 3.0])
 def test_places_go_by_shares(share: float) -> None:
-    host = Host(places=1, most=1)
+    host = Host(places=1, limit=1)
     host.add(ANA, 400)
     own = host.add(BEN, 400, share=share)
     turns = []
@@ -79,7 +79,7 @@ def test_places_go_by_shares(share: float) -> None:
 
 
 def test_time_without_work_is_no_credit() -> None:
-    host = Host(places=1, most=1)
+    host = Host(places=1, limit=1)
     host.add(ANA, 40)
     for _ in range(20):
         host.now += 1
@@ -94,7 +94,7 @@ def test_time_without_work_is_no_credit() -> None:
 
 
 def test_a_compilation_that_asks_its_client_occupies_no_place() -> None:
-    host = Host(places=1, most=1)
+    host = Host(places=1, limit=1)
     (asking,) = host.add(ANA, asks=True)
     host.now = 1.0
     host.queue.ask(asking, host.now)
@@ -107,15 +107,15 @@ def test_a_compilation_that_asks_its_client_occupies_no_place() -> None:
 
 
 def test_few_compilations_of_a_session_ask_at_a_time_and_the_others_pass_them() -> None:
-    host = Host(places=20, most=20)
-    host.add(ANA, MOST_ASKING_OF_A_SESSION + 2, asks=True)
-    assert len(host.running) == MOST_ASKING_OF_A_SESSION
+    host = Host(places=20, limit=20)
+    host.add(ANA, MAX_ASKING_PER_SESSION + 2, asks=True)
+    assert len(host.running) == MAX_ASKING_PER_SESSION
     (other,) = host.add(ANA)
     assert other in host.running
 
 
 def test_what_is_canceled_is_out_of_the_queue() -> None:
-    host = Host(places=1, most=1)
+    host = Host(places=1, limit=1)
     first, second, third = host.add(ANA, 3)
     assert host.queue.end(second, 5.0) == 0.0
     assert host.queue.statistics() == {"queued": 1, "running": 1, "asking": 0}
@@ -126,8 +126,8 @@ def test_what_is_canceled_is_out_of_the_queue() -> None:
 
 
 def test_a_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_queue, "MOST_QUEUED", 3)
-    host = Host(places=0, most=0)
+    monkeypatch.setattr(compile_queue, "MAX_QUEUED", 3)
+    host = Host(places=0, limit=0)
     host.add(ANA, 3)
     with pytest.raises(StatusError, match="3 programs of tenant ana wait to be compiled"):
         host.add(ANA)

@@ -137,7 +137,7 @@ def test_each_array_has_a_message_if_the_other_host_is_of_an_earlier_version() -
 
 
 def test_small_and_medium_arrays_go_in_one_message_per_host_and_large_ones_by_themselves() -> None:
-    large = 2 * grouped_sends.MOST_GROUPED_PIECE
+    large = 2 * grouped_sends.MAX_GROUPED_PIECE
     host = Host([100, 20_000, large + 2, 8, 8])
     host.send()
     assert len(host.unit.reads) == 3

@@ -11,7 +11,7 @@ import pytest
 from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import Compile, LibraryTarget
-from atoll.worker.host_libraries import MOST_OF_SESSION, HostLibraries
+from atoll.worker.host_libraries import MAX_PER_SESSION, HostLibraries
 
 
 class Loader:
@@ -99,10 +99,10 @@ def test_a_library_that_never_arrives_is_named_at_the_deadline() -> None:
 
 def test_the_libraries_of_a_session_are_bounded() -> None:
     libraries = HostLibraries(Loader())
-    for number in range(MOST_OF_SESSION):
+    for number in range(MAX_PER_SESSION):
         libraries.load(compile_(), b"%d" % number)
     libraries.load(compile_(), b"0")
-    with pytest.raises(StatusError, match=f"more than {MOST_OF_SESSION} FFI libraries"):
+    with pytest.raises(StatusError, match=f"more than {MAX_PER_SESSION} FFI libraries"):
         libraries.load(compile_(), b"another")
     libraries.load(compile_(session=2), b"another")
     libraries.close(1)

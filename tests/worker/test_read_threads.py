@@ -14,7 +14,7 @@ SECONDS = 30.0
 
 
 def test_a_session_that_waits_does_not_delay_others() -> None:
-    threads, ends = ReadThreads(ThreadPoolExecutor(4), most=2), threading.Event()
+    threads, ends = ReadThreads(ThreadPoolExecutor(4), limit=2), threading.Event()
     blocked = [threads.submit(1, ends.wait, SECONDS) for _ in range(8)]
     assert [threads.submit(2, lambda: 7).result(SECONDS) for _ in range(4)] == [7] * 4
     assert not any(each.done() for each in blocked)
@@ -25,7 +25,7 @@ def test_a_session_that_waits_does_not_delay_others() -> None:
 
 
 def test_an_error_is_that_of_its_future_and_further_work_runs() -> None:
-    threads = ReadThreads(ThreadPoolExecutor(1), most=1)
+    threads = ReadThreads(ThreadPoolExecutor(1), limit=1)
     failed, later = threads.submit(1, lambda: 1 // 0), threads.of(1).submit(lambda: 7)
     with pytest.raises(ZeroDivisionError):
         failed.result(SECONDS)
@@ -34,7 +34,7 @@ def test_an_error_is_that_of_its_future_and_further_work_runs() -> None:
 
 
 def test_nothing_is_kept_of_sessions_without_work() -> None:
-    threads = ReadThreads(ThreadPoolExecutor(2), most=1)
+    threads = ReadThreads(ThreadPoolExecutor(2), limit=1)
     for future in [threads.submit(session, lambda: None) for session in (1, 1, 2, 2)]:
         future.result(SECONDS)
     threads.shutdown()
@@ -42,7 +42,7 @@ def test_nothing_is_kept_of_sessions_without_work() -> None:
 
 
 def test_work_that_cannot_wait_is_refused_while_a_session_occupies_its_threads() -> None:
-    threads, ends = ReadThreads(ThreadPoolExecutor(4), most=2), threading.Event()
+    threads, ends = ReadThreads(ThreadPoolExecutor(4), limit=2), threading.Event()
     blocked = [threads.submit(1, ends.wait, SECONDS) for _ in range(2)]
     done = threading.Event()
     assert not threads.try_submit(1, done.set)

@@ -82,7 +82,7 @@ def test_files_need_none(tmp_path):
 
 def test_small_pieces_that_are_dropped_together_share_a_file(tmp_path, monkeypatch):
     with monkeypatch.context() as context:
-        context.setattr(spill_files, "MOST_SHARED_BYTES", 999)
+        context.setattr(spill_files, "MAX_SHARED_BYTES", 999)
         spill_store, answer = put(0, True, str(tmp_path / "large"), are_dropped_together=True)
     assert len({each.path for each in answer.pieces}) == 3
     spill_store, answer = put(0, True, str(tmp_path / "small"), are_dropped_together=True)

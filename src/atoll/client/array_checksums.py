@@ -25,8 +25,8 @@ from atoll.client.array_packing import mesh_of
 from atoll.client.client_caches import client_cache
 from atoll.ir.types import DTYPE_BITS
 
-_MOST_PER_AXIS = 8
-_MOST_CELLS = 64
+_MAX_PER_AXIS = 8
+_MAX_CELLS = 64
 _Box = tuple[tuple[int, int], ...]  # start and stop in each dimension
 _Grid = tuple[int, ...]
 
@@ -36,7 +36,7 @@ def grid_of(shape: Sequence[int]) -> _Grid:
     grid: list[int] = []
     for size in shape:
         count = 1
-        most = min(_MOST_PER_AXIS, _MOST_CELLS // math.prod(grid))
+        most = min(_MAX_PER_AXIS, _MAX_CELLS // math.prod(grid))
         while size and size % (2 * count) == 0 and 2 * count <= most:
             count *= 2
         grid.append(count)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Smaller arrays have no number: to receive them again costs as little as to recognize them.
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 # Reads of one version that leave out arrays between them.
-MOST_READS = 16
+MAX_READS = 16
 
 # The numbers of arrays that exist, by their address and the dtype in which they are published.
 _known: dict[tuple[int, str], tuple[weakref.ref[Any], int]] = {}
@@ -34,7 +34,7 @@ _SMALL = Content(0, is_known=False)
 
 def content_of(array: Any, dtype: Any) -> Content:
     """Return the content of an array that is published with this dtype. None stands for the dtype of the array."""
-    if array.nbytes < LEAST_BYTES:
+    if array.nbytes < MIN_BYTES:
         return _SMALL
     key = id(array), str(dtype)
     found = _known.get(key)
@@ -49,7 +49,7 @@ def contents_of(arrays: Sequence[Any], types: Mapping[tuple[Any, Any], Sequence[
     """Return the content of each array, as `content_of` does. `types` has the positions of the arrays of each type."""
     contents = [_SMALL] * len(arrays)
     for (_, aval), positions in types.items():
-        if math.prod(aval.shape) * aval.dtype.itemsize >= LEAST_BYTES:
+        if math.prod(aval.shape) * aval.dtype.itemsize >= MIN_BYTES:
             for position in positions:
                 contents[position] = content_of(arrays[position], dtype)
     return contents
@@ -58,7 +58,7 @@ def contents_of(arrays: Sequence[Any], types: Mapping[tuple[Any, Any], Sequence[
 def reads(sizes: Sequence[int], have: Mapping[int, Any]) -> list[range]:
     """Return the ranges of arrays to read if the arrays in `have` need not be read.
 
-    There are at most `MOST_READS` ranges. So the smallest arrays in `have` may be in them all the same.
+    There are at most `MAX_READS` ranges. So the smallest arrays in `have` may be in them all the same.
 
     Args:
       sizes: of all arrays in bytes.
@@ -73,7 +73,7 @@ def reads(sizes: Sequence[int], have: Mapping[int, Any]) -> list[range]:
         else:
             ranges.append(range(number, number + 1))
     gaps = [sum(sizes[before.stop : after.start]) for before, after in itertools.pairwise(ranges)]
-    cuts = sorted(sorted(range(len(gaps)), key=lambda gap: -gaps[gap])[: MOST_READS - 1])
+    cuts = sorted(sorted(range(len(gaps)), key=lambda gap: -gaps[gap])[: MAX_READS - 1])
     firsts = [0, *(cut + 1 for cut in cuts)]
     lasts = [*cuts, len(ranges) - 1]
     return [range(ranges[i].start, ranges[j].stop) for i, j in zip(firsts, lasts, strict=True)] if ranges else []

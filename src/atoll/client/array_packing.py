@@ -25,14 +25,14 @@ from atoll.client.client_caches import client_cache
 from atoll.client.plugin_programs import submit
 from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.submission import Deferring, encode
-from atoll.protocol.tree_forms import MOST_PACKED, Pack
+from atoll.protocol.tree_forms import MAX_PACKED, Pack
 
 # Arrays with at most this many bytes per shard are packed.
 SMALL_BYTES = 16 << 10
 # Fewer arrays of one shape are not packed, because the devices would have to compile functions for them.
 FEWEST = 32
-_SIZES = (MOST_PACKED, 128, FEWEST)  # of packs
-_LEAST_BITS = 8
+_SIZES = (MAX_PACKED, 128, FEWEST)  # of packs
+_MIN_BITS = 8
 
 # ---- packing
 
@@ -93,7 +93,7 @@ def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
 
     Numbers of less than 8 bits are not: XLA ends the process that compiles a concatenation of int2 for a CPU.
     """
-    if not _is_in_default_memory(sharding) or DTYPE_BITS.get(dtype.name, 0) < _LEAST_BITS:
+    if not _is_in_default_memory(sharding) or DTYPE_BITS.get(dtype.name, 0) < _MIN_BITS:
         return None
     nbytes = math.prod(sharding.shard_shape(shape)) * dtype.itemsize
     if not 0 < nbytes <= SMALL_BYTES:

@@ -64,13 +64,13 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 class CompilingThreads:
-    """Up to `most` threads that compile.
+    """Up to `limit` threads that compile.
 
     Unlike those of a `ThreadPoolExecutor`, which a script waits for before its exit handlers, they can be interrupted.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
         self._name = name
         self._count = 0
         self._idle = threading.Semaphore(0)
@@ -79,7 +79,7 @@ class CompilingThreads:
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         """Call `work` on one of the threads, or on this thread if no thread can be started."""
         future: Future[Any] = Future()
-        if self._count == self._most or self._idle.acquire(blocking=False):
+        if self._count == self._limit or self._idle.acquire(blocking=False):
             self._work.put((future, work))
             return future
         self._work.put((future, work))

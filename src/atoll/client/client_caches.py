@@ -29,11 +29,11 @@ def clear_with_client(cache: Cache) -> None:
     _caches.add(cache)
 
 
-def client_cache(most: int) -> Callable[[_Function], _Function]:
-    """Return a decorator that keeps `most` results of a function, and drops them when a client starts or ends."""
+def client_cache(limit: int) -> Callable[[_Function], _Function]:
+    """Return a decorator that keeps `limit` results of a function, and drops them when a client starts or ends."""
 
     def decorate(function: _Function) -> _Function:
-        cached = lru_cache(maxsize=most)(function)
+        cached = lru_cache(maxsize=limit)(function)
         _functions.append(cached.cache_clear)
         return cast(_Function, cached)
 

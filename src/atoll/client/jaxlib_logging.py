@@ -34,7 +34,7 @@ def silence_jaxlib() -> None:
     """Keep jaxlib from logging until `unsilence_jaxlib`."""
     global _is_silenced
     _is_silenced = True
-    _set_least_level(_FATAL)
+    _set_min_level(_FATAL)
 
 
 def unsilence_jaxlib() -> None:
@@ -45,10 +45,10 @@ def unsilence_jaxlib() -> None:
     _is_silenced = False
     of_process = LOG_LEVEL.text()
     default = int(of_process) if of_process.isdecimal() else _LEVELS["WARNING"]
-    _set_least_level(_LEVELS.get(jax.config.jax_logging_level or "", default))
+    _set_min_level(_LEVELS.get(jax.config.jax_logging_level or "", default))
 
 
-def _set_least_level(level: int) -> None:
+def _set_min_level(level: int) -> None:
     from jax._src.lib import utils
 
     utils.absl_set_min_log_level(level)

@@ -17,15 +17,15 @@ from atoll.client.array_contents import Content
 from atoll.client.client_caches import clear_with_client
 from atoll.decodable import decodable
 from atoll.errors import Code, Details, Kind, StatusError, failed
-from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
+from atoll.protocol.messages import MAX_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
 from atoll.protocol.version_requests import OpenedArrays
 from atoll.wire.framing import NO_MESSAGE
 
-_MOST_SUMMED = 128  # arrays whose checksums one function computes
-_MOST_NAMED = 5  # arrays in the text of an error
-_MOST_OUTLINES = 16
-_MOST_LAYOUTS = 2  # of an outline: of the tree, and of the tree with another dtype
+_MAX_SUMMED = 128  # arrays whose checksums one function computes
+_MAX_NAMED = 5  # arrays in the text of an error
+_MAX_OUTLINES = 16
+_MAX_LAYOUTS = 2  # of an outline: of the tree, and of the tree with another dtype
 _DICT, _LIST, _TUPLE = "dict", "list", "tuple"
 _NO_TREE = msgspec.Raw(msgspec.msgpack.encode(None))
 
@@ -129,7 +129,7 @@ class TreeOutline:
         found = next((each for each in self._layouts if each.has(shardings, avals)), None)
         if found is None:
             found = TreeLayout(shardings, avals, self.paths)
-            self._layouts = [*self._layouts[-(_MOST_LAYOUTS - 1) :], found]
+            self._layouts = [*self._layouts[-(_MAX_LAYOUTS - 1) :], found]
         return found
 
     def encoded(self, numbers: list[int]) -> bytes:
@@ -162,7 +162,7 @@ def outline_of(tree: Any) -> tuple[TreeOutline, list[Any]]:
         paths = [jax.tree_util.keystr(path) or "." for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
         found = TreeOutline(tree, leaves, paths)
         if found.is_plain:  # the paths in other nodes may depend on more than the structure
-            if len(_outlines) >= _MOST_OUTLINES:
+            if len(_outlines) >= _MAX_OUTLINES:
                 _outlines.clear()
             _outlines[structure] = found
     return found, leaves
@@ -205,10 +205,10 @@ def arrays_to_publish(
 
 
 def _numbers_by_devices(arrays: Sequence[StagedArray]) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of arrays on the same devices, at most `_MOST_SUMMED` at once."""
+    """Yield the numbers of arrays on the same devices, at most `_MAX_SUMMED` at once."""
     for _, some in itertools.groupby(range(len(arrays)), key=lambda number: arrays[number].place.devices):
         numbers = tuple(some)
-        yield from (numbers[first : first + _MOST_SUMMED] for first in range(0, len(numbers), _MOST_SUMMED))
+        yield from (numbers[first : first + _MAX_SUMMED] for first in range(0, len(numbers), _MAX_SUMMED))
 
 
 def _devices(sharding: Any) -> tuple[int, ...]:
@@ -230,12 +230,12 @@ def _encode_structure(
     with suppress(TypeError, UnicodeEncodeError, RecursionError):
         plain = msgspec.Raw(outline.encoded(numbers))
         content = msgspec.msgpack.encode(TreeForm(plain, packs, checksums, contents))
-        if len(content) <= MOST_STRUCTURE:
+        if len(content) <= MAX_STRUCTURE:
             return content
     content = msgspec.msgpack.encode(TreeForm(_NO_TREE, packs, checksums, contents))
-    if len(content) <= MOST_STRUCTURE:
+    if len(content) <= MAX_STRUCTURE:
         return content
-    text = f"the paths of {len(numbers)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
+    text = f"the paths of {len(numbers)} arrays have more than {MAX_STRUCTURE >> 20} MiB: publish fewer arrays at once"
     raise StatusError(Code.INVALID_ARGUMENT, text)
 
 
@@ -306,7 +306,7 @@ def check(name: str, opened: OpenedArrays, form: TreeForm, arrays: Sequence[Any]
     if wrong:
         named = [
             f"array {opened.arrays[number].path} on device{'s' * (len(devices) > 1)} {', '.join(map(str, devices))}"
-            for number, devices in itertools.islice(wrong.items(), _MOST_NAMED)
+            for number, devices in itertools.islice(wrong.items(), _MAX_NAMED)
         ]
         more = f" and {len(wrong) - len(named)} more arrays" if len(wrong) > len(named) else ""
         text = f"version {opened.version} of {name} differs from its checksums: {'; '.join(named)}{more}"
@@ -365,7 +365,7 @@ def numbered_leaves(
     raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
 
 
-@lru_cache(maxsize=_MOST_OUTLINES)
+@lru_cache(maxsize=_MAX_OUTLINES)
 def _decoded_tree(plain: bytes) -> tuple[Any, list[int]]:
     """Return a tree that a publisher has encoded, and the numbers of its leaves.
 

@@ -14,7 +14,7 @@ from atoll.errors import SettingsError, invalid
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,128}")
 SEPARATOR = "/"
-MOST_PATTERNS = 256
+MAX_PATTERNS = 256
 
 
 def check_array_name(name: str) -> str:
@@ -42,8 +42,8 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 def check_patterns(key: str, patterns: tuple[str, ...], has_owner: bool) -> None:
     """Raise SettingsError if one of the patterns is invalid. With `has_owner`, they have the form `tenant/pattern`."""
-    if len(patterns) > MOST_PATTERNS:
-        raise SettingsError(f"{key} has {len(patterns)} patterns: at most {MOST_PATTERNS} are allowed")
+    if len(patterns) > MAX_PATTERNS:
+        raise SettingsError(f"{key} has {len(patterns)} patterns: at most {MAX_PATTERNS} are allowed")
     for pattern in patterns:
         owner, separator, name = pattern.rpartition(SEPARATOR)
         parts = (owner, name) if has_owner else (name,)

@@ -34,9 +34,9 @@ from atoll.cluster.topology import IslandShape, Topology
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
 
-MOST_ISLANDS = 1 << 16
+MAX_ISLANDS = 1 << 16
 
-_Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_ISLANDS)]
 
 
 class _Island(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,8 +79,8 @@ def read_cluster_file(
     given = {name: SETTINGS[name].from_key(value, f"{path}: {SETTINGS[name].key}") for name, value in given.items()}
     settings = msgspec.structs.replace(settings, **given | dict(flags or {}))
     shapes = [shape for number, each in enumerate(file.island) for shape in _shapes(each, settings, number, path)]
-    if len(shapes) > MOST_ISLANDS:
-        raise SettingsError(f"{path}: a cluster has at most {MOST_ISLANDS} islands, but the file has {len(shapes)}")
+    if len(shapes) > MAX_ISLANDS:
+        raise SettingsError(f"{path}: a cluster has at most {MAX_ISLANDS} islands, but the file has {len(shapes)}")
     return msgspec.structs.replace(settings, shapes=tuple(shapes), islands=str(Topology(tuple(shapes))))
 
 

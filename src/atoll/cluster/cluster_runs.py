@@ -34,7 +34,7 @@ from atoll.quantities import human_seconds
 _log = logging.getLogger(__name__)
 
 KEPT_RUNS = 5  # of clusters per name, and as many of standbys, with the present one
-MOST_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
+MAX_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
 ROTATE_SECONDS = 2.0  # between two looks at the size of a log
 _RECORD, _LOG, _OLDER_LOG = "run.json", "log", "log.1"
 _COPY_BYTES = 1 << 20
@@ -207,19 +207,19 @@ def _listed(directory: Path) -> list[Path]:
         raise ClusterError(f"cannot list the runs in {directory}: {error.strerror}") from None
 
 
-def rotate(log: Path, most: int = MOST_LOG_BYTES) -> None:
-    """Move the content of a log to `log.1` if it is larger than `most` bytes.
+def rotate(log: Path, limit: int = MAX_LOG_BYTES) -> None:
+    """Move the content of a log to `log.1` if it is larger than `limit` bytes.
 
     Processes have the file open for appending, so it is copied and truncated. Lines that are written in between are
     lost.
     """
     with contextlib.suppress(OSError):
         size = log.stat().st_size
-        if size <= most:
+        if size <= limit:
             return
         older = log.with_name(_OLDER_LOG)
         with open(log, "rb") as source, open(older, "wb") as target:
-            source.seek(size - most)
+            source.seek(size - limit)
             source.readline()  # begin with a whole line
             shutil.copyfileobj(source, target, _COPY_BYTES)
             os.truncate(log, 0)

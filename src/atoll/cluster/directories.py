@@ -22,7 +22,7 @@ _NO_HOME_DIRECTORY = Path("/nonexistent")  # the home directory of `nobody` on D
 _FULL_DISK_DIRECTORY = Path("/var/tmp")  # which `tempfile` uses while /tmp is full
 # Bytes of the path of a directory for sockets, whose paths Linux limits to 107 bytes. The rest is for a name such as
 # atoll-client-12345678/cluster/controller.sock.
-_MOST_SOCKETS_BASE = 60
+_MAX_SOCKETS_BASE = 60
 
 
 def home_directory() -> Path:
@@ -137,4 +137,4 @@ def _temporary_directory() -> Path:
 
 
 def _is_short(base: Path) -> bool:
-    return len(os.fsencode(base)) <= _MOST_SOCKETS_BASE
+    return len(os.fsencode(base)) <= _MAX_SOCKETS_BASE

@@ -11,8 +11,8 @@ from typing import Any
 from atoll.cluster.setting_forms import AMOUNT, TEXT, Form, Setting, Value, choice, count, seconds
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_LEAST_CERTIFICATE_SECONDS = 1.0
-_MOST_CERTIFICATE_SECONDS = 10 * 365 * 86400.0
+_MIN_CERTIFICATE_SECONDS = 1.0
+_MAX_CERTIFICATE_SECONDS = 10 * 365 * 86400.0
 
 
 class CpuDevices(StrEnum):
@@ -170,7 +170,7 @@ STATE_DIRECTORY = PROCESSES.add(
 )
 CERTIFICATE_SECONDS = PROCESSES.add(
     "ATOLL_CERTIFICATE_SECONDS",
-    seconds(_LEAST_CERTIFICATE_SECONDS, _MOST_CERTIFICATE_SECONDS),
+    seconds(_MIN_CERTIFICATE_SECONDS, _MAX_CERTIFICATE_SECONDS),
     "Seconds for which a cluster's certificates are valid; they are renewed earlier.",
     default="86400",
 )

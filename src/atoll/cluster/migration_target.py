@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MOST_DEVICES = 1 << 16  # per slice
+_MAX_DEVICES = 1 << 16  # per slice
 
 
 def read_migration_target(text: str) -> tuple[int, tuple[int, ...]]:
@@ -13,7 +13,7 @@ def read_migration_target(text: str) -> tuple[int, tuple[int, ...]]:
         for part in rest.split(",") if rest else []:
             first, dash, last = part.partition("-")
             start, end = _number(first), _number(last if dash else first)
-            if not 0 <= end - start < _MOST_DEVICES - len(devices):
+            if not 0 <= end - start < _MAX_DEVICES - len(devices):
                 raise ValueError
             devices.extend(range(start, end + 1))
         if ":" in text and not devices:

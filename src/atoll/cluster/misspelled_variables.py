@@ -9,7 +9,7 @@ from atoll.cluster.former_names import FORMER_VARIABLES
 from atoll.cluster.settings import SETTINGS
 
 _PREFIX = "ATOLL_"
-_LEAST_SIMILARITY = 0.85  # of a misspelled name; users may have variables of their own with the prefix
+_MIN_SIMILARITY = 0.85  # of a misspelled name; users may have variables of their own with the prefix
 
 
 def misspelled_variables(environment: Mapping[str, str]) -> list[str]:
@@ -28,6 +28,6 @@ def misspelled_variables(environment: Mapping[str, str]) -> list[str]:
 
     lines = []
     for name in unknown:
-        for meant in difflib.get_close_matches(name, sorted(known), 1, _LEAST_SIMILARITY):
+        for meant in difflib.get_close_matches(name, sorted(known), 1, _MIN_SIMILARITY):
             lines.append(f"the environment variable {name} has no effect; did you mean {meant}?")
     return lines

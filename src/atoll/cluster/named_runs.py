@@ -7,8 +7,8 @@ import msgspec
 from atoll.cluster.array_names import check_array_name
 from atoll.errors import invalid
 
-MOST_DETACHED_SECONDS = 24 * 3600.0
-MOST_ATTACH_SECONDS = 24 * 3600.0
+MAX_DETACHED_SECONDS = 24 * 3600.0
+MAX_ATTACH_SECONDS = 24 * 3600.0
 DEFAULT_DETACHED_SECONDS = 600.0  # of `atoll.connect(detach=True)`
 DEFAULT_ATTACH_SECONDS = 60.0
 
@@ -33,10 +33,10 @@ class NamedRun(msgspec.Struct, frozen=True):
                 raise invalid("a run without a name cannot be detached: give it a name")
             return
         check_array_name(self.name)
-        if not 0 <= self.detach <= MOST_DETACHED_SECONDS:
-            raise invalid(f"a run is detached for 0 to {MOST_DETACHED_SECONDS:.0f} s, not {self.detach}")
-        if not 0 <= self.wait <= MOST_ATTACH_SECONDS:
-            raise invalid(f"a run waits for 0 to {MOST_ATTACH_SECONDS:.0f} s to be attached, not {self.wait}")
+        if not 0 <= self.detach <= MAX_DETACHED_SECONDS:
+            raise invalid(f"a run is detached for 0 to {MAX_DETACHED_SECONDS:.0f} s, not {self.detach}")
+        if not 0 <= self.wait <= MAX_ATTACH_SECONDS:
+            raise invalid(f"a run waits for 0 to {MAX_ATTACH_SECONDS:.0f} s to be attached, not {self.wait}")
 
 
 UNNAMED = NamedRun()

@@ -19,11 +19,11 @@ def printable_name(name: str) -> str:
     return name if len(name) <= MAX_NAME else name[: MAX_NAME - 3] + "..."
 
 
-def printable_text(text: str, most: int = MAX_TEXT) -> str:
-    """Return a text of at most `most` characters, all printable except line breaks and tabs."""
+def printable_text(text: str, limit: int = MAX_TEXT) -> str:
+    """Return a text of at most `limit` characters, all printable except line breaks and tabs."""
     if not text.isprintable():
-        text = _escaped(text[:most], _KEPT)
-    return text if len(text) <= most else text[: most - 3] + "..."
+        text = _escaped(text[:limit], _KEPT)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _escaped(text: str, kept: str) -> str:

@@ -77,7 +77,7 @@ def listed(check: Callable[[str], object], metavar: str) -> Form[tuple[str, ...]
     return Form(parse, metavar, (list,), os.pathsep.join, check)
 
 
-def seconds(least: float = 0.0, most: float = sys.float_info.max) -> Form[float]:
+def seconds(minimum: float = 0.0, maximum: float = sys.float_info.max) -> Form[float]:
     """Return the form of a time in seconds within these bounds."""
 
     def parse(text: str) -> float:
@@ -85,19 +85,19 @@ def seconds(least: float = 0.0, most: float = sys.float_info.max) -> Form[float]
             found = float(text)
         except ValueError:
             found = -1.0
-        if not least <= found <= most:
-            raise ValueError(f"expected a number of seconds{f', {least:g} or more' if least else ''}")
+        if not minimum <= found <= maximum:
+            raise ValueError(f"expected a number of seconds{f', {minimum:g} or more' if minimum else ''}")
         return found
 
     return Form(parse, "SECONDS", (int, float))
 
 
-def count(least: int = 0) -> Form[int]:
-    """Return the form of a number that is at least `least`."""
+def count(minimum: int = 0) -> Form[int]:
+    """Return the form of a number that is at least `minimum`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit()) or int(text) < least:
-            raise ValueError(f"expected a number, {least} or more")
+        if not (text.isascii() and text.isdigit()) or int(text) < minimum:
+            raise ValueError(f"expected a number, {minimum} or more")
         return int(text)
 
     return Form(parse, "NUMBER", (int,))

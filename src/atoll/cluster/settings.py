@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from atoll.cluster.mesh import parse_mesh
-from atoll.cluster.processes.leases import LEASE_SECONDS, LEAST_LEASE_SECONDS
+from atoll.cluster.processes.leases import LEASE_SECONDS, MIN_LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.cluster.setting_forms import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
 from atoll.cluster.tenant_settings import TenantSettings
@@ -146,7 +146,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         float,
         Setting(
             "ATOLL_LEASE",
-            seconds(LEAST_LEASE_SECONDS),
+            seconds(MIN_LEASE_SECONDS),
             "Seconds of silence after which a host or machine counts as lost; 3 or more, since peers send a heartbeat "
             "once per second.",
             "lease",

@@ -37,18 +37,18 @@ from atoll.quantities import human_bytes, parse_bytes
 
 DEFAULT_NAME = "default"
 TENANT_MARK = "{tenant}"  # stands for the name of each tenant in the name of a join token file
-MOST_TENANTS = 4096
-MOST_SHARE = 1_000_000.0
-MOST_PRIORITY = 1_000_000
-MOST_RESERVE = 50  # percent of device time
-LEAST_TOKEN = 16  # characters, since an attacker who has the hash could guess a short token offline
+MAX_TENANTS = 4096
+MAX_SHARE = 1_000_000.0
+MAX_PRIORITY = 1_000_000
+MAX_RESERVE = 50  # percent of device time
+MIN_TOKEN = 16  # characters, since an attacker who has the hash could guess a short token offline
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HASH_PREFIX = b"atoll tenant token\0"
 
-_Share = Annotated[float, msgspec.Meta(gt=0, le=MOST_SHARE)]
-_Priority = Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+_Share = Annotated[float, msgspec.Meta(gt=0, le=MAX_SHARE)]
+_Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 _Limit = Annotated[int, msgspec.Meta(ge=0)]
-_Percent = Annotated[int, msgspec.Meta(ge=0, le=MOST_RESERVE)]
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=MAX_RESERVE)]
 
 
 class TenantRole(StrEnum):
@@ -189,7 +189,7 @@ _Entry: Any = msgspec.defstruct(
 _File: Any = msgspec.defstruct(
     "_File",
     # The entries are checked one by one, since an error of msgspec does not name the key of a table.
-    [("tenant", Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)])],
+    [("tenant", Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=MAX_TENANTS)])],
     forbid_unknown_fields=True,
 )
 
@@ -275,8 +275,8 @@ def read_token(text: str, base: Path, where: str) -> str:
             raise SettingsError(f"{where}.token: cannot read {file}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise SettingsError(f"{where}.token: {file} does not contain a token") from None
-    if len(text) < LEAST_TOKEN:
+    if len(text) < MIN_TOKEN:
         raise SettingsError(
-            f"{where}.token: a token needs at least {LEAST_TOKEN} characters: make one with `openssl rand -hex 32`"
+            f"{where}.token: a token needs at least {MIN_TOKEN} characters: make one with `openssl rand -hex 32`"
         )
     return text

@@ -610,7 +610,7 @@ class Controller:
         if behind and compiles:
             behind = [host for host in behind if host not in compiles]
         if behind:
-            self._outbox.ask(tuple(behind), lambda some: round(self.leases.least_left(some, now), 1), now)
+            self._outbox.ask(tuple(behind), lambda some: round(self.leases.min_left(some, now), 1), now)
         directly = hosts.keys() - set(behind) if behind else hosts
         left = {host: round(self.leases.left(host, now), 1) for host in directly}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}

@@ -27,7 +27,7 @@ WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.
 LOOK_SECONDS = 10.0
 # Reports per check. Later checks report the remaining subjects.
-MOST_REPORTS = 16
+MAX_REPORTS = 16
 
 # The missing step, by the reason that a launch waits. Other launches that it waits for are watched themselves.
 _MISSING: dict[Reason, str] = {
@@ -89,7 +89,7 @@ class Watchdog:
         self._reported &= subjects.keys()
         reports = 0
         for key, seconds in self._durations.update(now, subjects).items():
-            if seconds > WATCH_SECONDS and key not in self._reported and reports < MOST_REPORTS:
+            if seconds > WATCH_SECONDS and key not in self._reported and reports < MAX_REPORTS:
                 reports += 1
                 self._reported.add(key)
                 self._report(subjects[key], seconds)

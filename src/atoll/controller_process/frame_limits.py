@@ -31,5 +31,5 @@ def limits_of_client(device_count: int) -> FrameLimits:
     """Return the limits of the frames of a client of a cluster with `device_count` devices."""
     nbytes = MAX_NODES_FRAME + MAX_NODES_FRAME_PER_DEVICE * device_count
     by_tag = dict.fromkeys(map(_tag_of, (m.ProgramPart, m.RegisterProgram)), min(nbytes, MAX_FRAME))
-    by_tag[_tag_of(m.CallsRecorded)] = m.MOST_CALL_BYTES + MAX_FIRST_FRAME
+    by_tag[_tag_of(m.CallsRecorded)] = m.MAX_CALL_BYTES + MAX_FIRST_FRAME
     return FrameLimits(_NO_MESSAGES_OF_CLIENTS | by_tag, MAX_CLIENT_FRAME)

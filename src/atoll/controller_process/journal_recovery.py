@@ -43,7 +43,7 @@ class JournalRecovery:
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
         self.last_term = 0
-        self._least_term = 0
+        self._min_term = 0
         self._events = 0
         if restarts:
             try:
@@ -62,11 +62,11 @@ class JournalRecovery:
     @property
     def term(self) -> int:
         """The term that begins."""
-        return max(self.last_term + 1, self._least_term)
+        return max(self.last_term + 1, self._min_term)
 
     def raise_term(self, term: int) -> None:
         """Begin at least this term."""
-        self._least_term = term
+        self._min_term = term
 
     def state(self, make: Callable[[], Controller]) -> ProcessState:
         """Return the state of the previous process after all its turns, or of a new controller, which `make` makes."""

@@ -88,9 +88,9 @@ def decode_snapshot(payload: bytes) -> tuple[Controller, ShellDump]:
 # ---- replaying
 
 # Seconds between two readings of a controller's clock from which on the controller was stopped in between.
-_MOST_PAUSE = 3 * PING_SECONDS
+_MAX_PAUSE = 3 * PING_SECONDS
 # The most that a trace counts as the time between two processes. Wall clocks may be set to any time.
-MOST_SKIPPED_SECONDS = 7 * 86400.0
+MAX_SKIPPED_SECONDS = 7 * 86400.0
 
 
 class ContinuedClock:
@@ -117,7 +117,7 @@ class ContinuedClock:
     def now(self) -> float:
         read = self._monotonic()
         pause, self._read = read - self._read, read
-        if pause > _MOST_PAUSE:
+        if pause > _MAX_PAUSE:
             self._offset -= pause - PING_SECONDS
             self.skipped += pause - PING_SECONDS
         return read + self._offset
@@ -137,12 +137,12 @@ def skipped_between(before: tuple[float, e.ClockReading], after: tuple[float, e.
     """Return the seconds between two readings that the continued clock, whose time is first in each, did not count.
 
     Readings of one start of one machine are compared by its monotonic clock. Others are compared by wall clocks, with
-    the error of these. The result is at least 0, so that later times stay later, and at most `MOST_SKIPPED_SECONDS`.
+    the error of these. The result is at least 0, so that later times stay later, and at most `MAX_SKIPPED_SECONDS`.
     """
     (seconds, earlier), (later_seconds, later) = before, after
     is_same = bool(earlier.boot) and earlier.boot == later.boot
     passed = later.uptime - earlier.uptime if is_same else later.wall - earlier.wall
-    return min(max(0.0, passed - (later_seconds - seconds)), MOST_SKIPPED_SECONDS)
+    return min(max(0.0, passed - (later_seconds - seconds)), MAX_SKIPPED_SECONDS)
 
 
 class ProcessState:

@@ -48,7 +48,7 @@ _RETRY_SECONDS = 0.25
 # Allows for turns of the loop, each of which reads a part of the received data.
 _LATE_SECONDS = 0.05
 # Between attempts to notify the earlier controller of the takeover.
-_MOST_RETRY_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 5.0
 _STANDS_BY = "it is a standby that has not taken over"
 
 
@@ -329,11 +329,11 @@ class Standby:
                 identity=self._own_identity,
             )
             connection.send_link(announcement)
-            async with asyncio.timeout(_MOST_RETRY_SECONDS):
+            async with asyncio.timeout(_MAX_RETRY_SECONDS):
                 await answer
             connection.abort()
 
-        await Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS).call_async(announce, (ConnectError, TimeoutError))
+        await Retry(_RETRY_SECONDS, _MAX_RETRY_SECONDS).call_async(announce, (ConnectError, TimeoutError))
 
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:

@@ -42,7 +42,7 @@ _CATCH_UP_SECONDS = 60.0
 SUSPICION_SECONDS = 6.0
 _PART_BYTES = 1 << 20
 # Bytes of a snapshot in this process's memory at a time, and the time between checks if the standby has taken some.
-MOST_QUEUED = 16 << 20
+MAX_QUEUED = 16 << 20
 _FULL_SECONDS = 0.01
 
 
@@ -243,7 +243,7 @@ class StandbyReplication:
         if self._standby is not standby:
             return
         pause = _FULL_SECONDS
-        if standby.statistics().unsent_bytes < MOST_QUEUED:
+        if standby.statistics().unsent_bytes < MAX_QUEUED:
             try:
                 part, is_last = next(parts)
             except (AtollError, OSError) as error:

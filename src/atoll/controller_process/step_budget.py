@@ -6,7 +6,7 @@ from atoll.protocol.events import STEPS_PER_FLUSH
 
 # CPU time of a flush that does steps of large work.
 FLUSH_SECONDS = 0.001
-_LEAST_STEPS = 4
+_MIN_STEPS = 4
 
 
 class StepBudget:
@@ -22,6 +22,6 @@ class StepBudget:
     def observe(self, seconds: float) -> None:
         """Record the CPU time of a flush that did `steps` steps."""
         if seconds > FLUSH_SECONDS:
-            self.steps = max(_LEAST_STEPS, min(self.steps // 2, int(self.steps * FLUSH_SECONDS / seconds)))
+            self.steps = max(_MIN_STEPS, min(self.steps // 2, int(self.steps * FLUSH_SECONDS / seconds)))
         elif seconds < FLUSH_SECONDS / 2:
             self.steps = min(STEPS_PER_FLUSH, self.steps + self.steps // 4)

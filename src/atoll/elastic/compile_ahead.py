@@ -17,7 +17,7 @@ from atoll.elastic.islands import is_loss
 _log = logging.getLogger(__name__)
 
 # Islands that the run's islands and those of a kept training differ by, at most.
-_MOST_CHANGES = 2
+_MAX_CHANGES = 2
 
 IslandNumbers = tuple[int, ...]
 
@@ -45,12 +45,12 @@ class CompilationAhead:
 
     def __init__(
         self,
-        most: int,
+        limit: int,
         fewest_islands: int,
         start: Callable[[str, Callable[[], None]], None] = background_threads.start_compiling,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = most
+        self._limit = limit
         self._fewest_islands = fewest_islands
         self._start = start
         self._clock = clock
@@ -83,7 +83,7 @@ class CompilationAhead:
 
     def forget_distant(self, islands: IslandNumbers) -> list[IslandNumbers]:
         """Forget, and return, the islands of trainings that two losses and returns cannot lead to from `islands`."""
-        distant = [each for each in self._begun if len(set(each) ^ set(islands)) > _MOST_CHANGES]
+        distant = [each for each in self._begun if len(set(each) ^ set(islands)) > _MAX_CHANGES]
         self._begun.difference_update(distant)
         self._compiled.difference_update(distant)
         return distant
@@ -94,10 +94,10 @@ class CompilationAhead:
         return sorted(self._compiled)
 
     def _remaining(self, islands: IslandNumbers) -> list[IslandNumbers]:
-        """Return the islands without each of the first `most` ones, if the run continues on so few."""
+        """Return the islands without each of the first `limit` ones, if the run continues on so few."""
         if len(islands) <= self._fewest_islands:
             return []
-        return [tuple(each for each in islands if each != island) for island in islands[: self._most]]
+        return [tuple(each for each in islands if each != island) for island in islands[: self._limit]]
 
     def _compile(
         self, islands: IslandNumbers, training_on: Callable[[IslandNumbers], Any], types: Any, batch: Any

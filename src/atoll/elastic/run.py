@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _QUERY_SECONDS = 0.2
 _WAIT_SECONDS = 0.05
 # Losses without a successful step between them. After these, the error is assumed to be the training's own.
-_MOST_ATTEMPTS = 8
+_MAX_ATTEMPTS = 8
 
 
 class Training(Protocol):
@@ -206,7 +206,7 @@ class Run:
                 self._advance()
             except jax.errors.JaxRuntimeError as error:
                 attempts += 1
-                if not is_loss(error) or attempts > _MOST_ATTEMPTS or self._replica is None:
+                if not is_loss(error) or attempts > _MAX_ATTEMPTS or self._replica is None:
                     raise
                 self._recover(self._replica, error)
             else:

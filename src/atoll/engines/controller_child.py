@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 1.0
 # Errors of a start that no later start avoids, by the controller's exit status.
 _KINDS = {CANNOT_RESTART: IncompatibleJournalError, SUPERSEDED: SupersededError}
-_MOST_FAILURES = 3  # consecutive starts that failed, after which the controller is not restarted
+_MAX_FAILURES = 3  # consecutive starts that failed, after which the controller is not restarted
 
 
 class ControllerChild:
@@ -173,7 +173,7 @@ class ControllerChild:
             self._on_replaced(text)
             return
         self._was_asked = not status and not bug and not self._is_ending
-        may_restart = self._failures < _MOST_FAILURES and status != CANNOT_RESTART
+        may_restart = self._failures < _MAX_FAILURES and status != CANNOT_RESTART
         counts = status == FAILED_STATUS and not is_charged
         if counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False

@@ -13,7 +13,7 @@ from atoll.devices.accelerators import DeviceShares, devices
 from atoll.devices.device_kinds import kind_of
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
-from atoll.engines.shared_process import MOST_PROCESSES, SharedProcesses
+from atoll.engines.shared_process import MAX_PROCESSES, SharedProcesses
 from atoll.engines.worker_command import (
     WorkerPlace,
     check_kinds,
@@ -32,7 +32,7 @@ class LocalEngine:
         check_kinds(options.settings)
         self._address = self._controller = parse_address(options.controller_address)
         self._shares = DeviceShares(devices())
-        shares_processes = options.settings.topology.islands > MOST_PROCESSES
+        shares_processes = options.settings.topology.islands > MAX_PROCESSES
         self._processes = {
             platform: SharedProcesses(kind_of(platform).shared_process, options.settings.lease_seconds)
             for platform in options.settings.topology.platforms

@@ -19,13 +19,13 @@ from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.engines.shared_islands import EndIsland, IslandEnded, Lines, SharedOptions, StartIsland, line
 from atoll.worker.worker_options import IslandOptions
 
-MOST_PROCESSES = 16  # of a cluster
+MAX_PROCESSES = 16  # of a cluster
 
 OnEnd = Callable[[int, str], None]  # as for `StartingProcess`
 
 
 class SharedProcesses:
-    """Starts islands in at most `MOST_PROCESSES` processes.
+    """Starts islands in at most `MAX_PROCESSES` processes.
 
     Args:
         module: the main module of the processes.
@@ -41,7 +41,7 @@ class SharedProcesses:
 
     def start(self, options: IslandOptions, environment: Mapping[str, str], on_end: OnEnd) -> IslandHandle:
         """Start an island. `on_end` is as for `StartingProcess`. Raise OSError if its process cannot be started."""
-        number = options.island % MOST_PROCESSES
+        number = options.island % MAX_PROCESSES
         process = self._processes.get(number)
         if process is None or process.is_over:
             process = self._processes[number] = SharedProcess(

@@ -19,8 +19,8 @@ from atoll.protocol.messages import FunctionSource, LibraryTarget
 from atoll.session.cluster_session import ClusterSession
 
 # Libraries of a client, and their bytes.
-MOST_LIBRARIES = 128
-MOST_BYTES = 2 << 30
+MAX_LIBRARIES = 128
+MAX_BYTES = 2 << 30
 
 
 class SessionLibraries:
@@ -38,11 +38,11 @@ class SessionLibraries:
         digest = await asyncio.to_thread(library_hash, content)
         if digest not in self._sources:
             used = sum(len(source) for source, _ in self._sources.values())
-            if len(self._sources) >= MOST_LIBRARIES or used + len(content) > MOST_BYTES:
+            if len(self._sources) >= MAX_LIBRARIES or used + len(content) > MAX_BYTES:
                 raise StatusError(
                     Code.RESOURCE_EXHAUSTED,
                     f"this script has sent {len(self._sources)} FFI libraries of {used} bytes: the limit is "
-                    f"{MOST_LIBRARIES} libraries and {MOST_BYTES} bytes",
+                    f"{MAX_LIBRARIES} libraries and {MAX_BYTES} bytes",
                 )
             self._sources[digest] = await asyncio.to_thread(_encoded, content)
         return ImmediateReply("an FFI library", (0,), digest.encode())

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LEAST_SECONDS = 1e-3  # since the launch, in which short computations end
-LEAST_SECONDS_BEFORE_OTHERS = 0.1  # if others were launched later
-_MOST_DOUBLINGS = 6  # of the number of reads that are not tried after a miss
+MIN_SECONDS = 1e-3  # since the launch, in which short computations end
+MIN_SECONDS_BEFORE_OTHERS = 0.1  # if others were launched later
+_MAX_DOUBLINGS = 6  # of the number of reads that are not tried after a miss
 
 
 class EarlyReads:
@@ -32,7 +32,7 @@ class EarlyReads:
 
     def may_try(self, made_at: float) -> bool:
         """Return whether to ask the host of an array, whose launch was handled at `made_at`."""
-        if self._now() - made_at < (LEAST_SECONDS_BEFORE_OTHERS if made_at < self._newest else LEAST_SECONDS):
+        if self._now() - made_at < (MIN_SECONDS_BEFORE_OTHERS if made_at < self._newest else MIN_SECONDS):
             return False
         if self._left:
             self._left -= 1
@@ -44,6 +44,6 @@ class EarlyReads:
 
     def missed(self) -> None:
         """Note that the host could not send the array of a try."""
-        self._misses = min(self._misses + 1, _MOST_DOUBLINGS)
+        self._misses = min(self._misses + 1, _MAX_DOUBLINGS)
         self._has_missed = True
         self._left = 2**self._misses

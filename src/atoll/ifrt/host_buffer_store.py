@@ -82,10 +82,10 @@ class HostBuffers:
         self._bytes -= stored.nbytes
         then(stored)
 
-    def take_small(self, handle: int, most: int) -> StoredUpload | None:
-        """Remove and return an upload of at most `most` bytes that has arrived, or return None."""
+    def take_small(self, handle: int, limit: int) -> StoredUpload | None:
+        """Remove and return an upload of at most `limit` bytes that has arrived, or return None."""
         stored = self._stored.get(handle)
-        if not isinstance(stored, StoredUpload) or stored.descriptor >= 0 or stored.nbytes > most:
+        if not isinstance(stored, StoredUpload) or stored.descriptor >= 0 or stored.nbytes > limit:
             return None
         del self._stored[handle]
         self._bytes -= stored.nbytes

@@ -34,9 +34,9 @@ FIRST_MINTED_HANDLE = PROXY_HANDLES.start
 OUT_OF_SEQUENCE = 1 << 62
 # How long, and how many, responses can wait for which nothing in the client waits.
 RESPONSE_SECONDS = 1e-3
-MOST_WAITING = 64
-_MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
-_MOST_PUBLISHED = 64  # names, and arrays of each, of `IfrtSession.published`
+MAX_WAITING = 64
+_MAX_REMEMBERED = 512  # of `IfrtSession.compiled`
+_MAX_PUBLISHED = 64  # names, and arrays of each, of `IfrtSession.published`
 
 
 class ResponseStream:
@@ -106,7 +106,7 @@ class ResponseStream:
 
     def _put(self, content: bytes, may_wait: bool = False) -> None:
         self._waiting.append(content)
-        if not may_wait or self._later is None or len(self._waiting) >= MOST_WAITING:
+        if not may_wait or self._later is None or len(self._waiting) >= MAX_WAITING:
             self._flush()
         elif not self._is_timed:
             self._is_timed = True
@@ -288,8 +288,8 @@ class IfrtSession:
     def note_published(self, name: str, handles: Sequence[int]) -> bool:
         """Note that these arrays are published. Return whether the former ones of the name were donated or deleted."""
         former = self._published.pop(name, ())
-        self._published[name] = [self.arrays.get(handle).memory for handle in handles[:_MOST_PUBLISHED]]
-        if len(self._published) > _MOST_PUBLISHED:
+        self._published[name] = [self.arrays.get(handle).memory for handle in handles[:_MAX_PUBLISHED]]
+        if len(self._published) > _MAX_PUBLISHED:
             del self._published[next(iter(self._published))]
         return any(memory.is_deleted for memory in former)
 
@@ -298,7 +298,7 @@ class IfrtSession:
     def remember_compiled(self, content: str, info: FunctionInfo) -> None:
         """Remember the workers' description of a compiled function, which is valid on other devices as well."""
         self.compiled[content] = info
-        if len(self.compiled) > _MOST_REMEMBERED:
+        if len(self.compiled) > _MAX_REMEMBERED:
             del self.compiled[next(iter(self.compiled))]
 
     def load(self, loaded: Loaded) -> int:

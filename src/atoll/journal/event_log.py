@@ -22,9 +22,9 @@ from atoll.protocol.events import AnyEvent, ConnectionOpened, Received, Sessions
 from atoll.security.roles import is_of_the_cluster
 from atoll.security.tokens import Tokens
 
-MOST_EVENTS = 50_000
+MAX_EVENTS = 50_000
 # Of encoded events. A dump contains them in base64 and must fit into one message.
-MOST_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 
 # Placeholders in a log for a correct token and for any other.
 RIGHT_TOKEN = "right"
@@ -103,7 +103,7 @@ class EventLog:
         events.extend(new)
         self._count += len(new)
         nbytes = self._bytes + sum(map(len, new))
-        while nbytes > MOST_BYTES or len(events) > MOST_EVENTS:
+        while nbytes > MAX_BYTES or len(events) > MAX_EVENTS:
             nbytes -= len(events.popleft())
         self._bytes = nbytes
         if self._replaced:

@@ -37,7 +37,7 @@ from atoll.security.user_key import user_key
 
 _MAGIC = b"ATOLL JOURNAL\n"
 _LENGTHS = struct.Struct("<II")  # of a header: its length and checksum
-_MOST_HEADER = 4096
+_MAX_HEADER = 4096
 _LENGTH = struct.Struct("<Q")  # of a payload
 _PART_BYTES = 1 << 20  # of a payload, encrypted at a time
 _SNAPSHOT, _SEGMENT = ".snapshot", ".events"
@@ -103,7 +103,7 @@ def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) 
 def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
     """Return the file's header and payload. Raises OSError, and JournalError if it cannot be read."""
     with open(path, "rb") as file:
-        found, _ = read_header(file.read(_MOST_HEADER), str(path))
+        found, _ = read_header(file.read(_MAX_HEADER), str(path))
     return found, b"".join([part for part, _ in payload_of(path, key)])
 
 
@@ -127,7 +127,7 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     Raises the errors of `read_whole` before the last part.
     """
     with open(path, "rb") as file:
-        found, start = read_header(file.read(_MOST_HEADER), str(path))
+        found, start = read_header(file.read(_MAX_HEADER), str(path))
         cipher = cipher_for(found, key, str(path))
         file.seek(start)
         field = file.read(_LENGTH.size)

@@ -21,7 +21,7 @@ from atoll.protocol.events import AnyEvent
 _LENGTH = struct.Struct("<I")
 _TURN = struct.Struct("<II")
 # Of a turn. Bounds the length that a damaged header can declare.
-MOST_TURN_BYTES = 1 << 30
+MAX_TURN_BYTES = 1 << 30
 
 _decode = msgspec.msgpack.Decoder(decodable(AnyEvent)).decode
 
@@ -76,7 +76,7 @@ def read_turns(content: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
     while len(view) - position >= _TURN.size:
         length, checksum = _TURN.unpack_from(view, position)
         end = position + _TURN.size + length
-        if length == 0 or length > MOST_TURN_BYTES or end > len(view):
+        if length == 0 or length > MAX_TURN_BYTES or end > len(view):
             return
         body = view[position + _TURN.size : end]
         if crc32(body) != checksum:

@@ -15,7 +15,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
 from atoll.launch.compile_charges import CompileCharges
-from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
+from atoll.launch.compile_watch import MAX_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.failures import Failures
 from atoll.launch.function_releases import FunctionReleases
 from atoll.launch.launch_checks import island_problem
@@ -286,7 +286,7 @@ class Compilation:
                     self._request_source(name, watched.requests)
                 case Lost():
                     text = f"{self._title(name)} was lost by the worker of host {host}, which does not know it although"
-                    text += f" it was requested {MOST_REQUESTS + 1} times: compile the program again"
+                    text += f" it was requested {MAX_REQUESTS + 1} times: compile the program again"
                     self._settle(name, host, failure(Code.UNAVAILABLE, text, Details(hosts=(host,))), b"")
                 case Stuck(seconds):
                     text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: the "

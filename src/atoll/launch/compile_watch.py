@@ -19,11 +19,11 @@ ASK_SECONDS = 10.0
 # Reports in a row by which a worker does not know a compilation. One may have overtaken the request, or its answer.
 _UNKNOWN_REPORTS = 2
 # Times that the source of a compilation is requested again.
-MOST_REQUESTS = 2
+MAX_REQUESTS = 2
 # For a compilation whose process uses no CPU time.
 STUCK_SECONDS = 600.0
 # Functions per question to a host, which reads the CPU time of each compiler process on its receiving thread.
-MOST_ASKED = 32
+MAX_ASKED = 32
 
 
 class Watched(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +81,7 @@ class CompileWatch:
                 del self._watched[key]
             elif each.is_requested and host in hosts and now - each.asked >= ASK_SECONDS:
                 names = found.setdefault(host, [])
-                if len(names) < MOST_ASKED:
+                if len(names) < MAX_ASKED:
                     names.append(function)
                     del self._watched[key]  # behind the others
                     self._watched[key] = msgspec.structs.replace(each, asked=now)
@@ -105,7 +105,7 @@ class CompileWatch:
         if each.unknown < _UNKNOWN_REPORTS:
             self._watched[key] = each
             return None
-        if each.requests >= MOST_REQUESTS:
+        if each.requests >= MAX_REQUESTS:
             return Lost(each, request=False)
         self._watched[key] = msgspec.structs.replace(each, is_requested=False, requests=each.requests + 1)
         return Lost(each, request=True)

@@ -25,7 +25,7 @@ from atoll.state.tenants import Tenant
 from atoll.state.usage import Account
 
 # Delegation gains nothing for programs with fewer nodes.
-LEAST_NODES = 4
+MIN_NODES = 4
 # Kinds of gangs that a delegated run may have. They need only devices and other hosts, and report only their ends.
 _KINDS = frozenset({"call", "move", "send", "receive"})
 
@@ -34,7 +34,7 @@ def delegated_program(
     program: RegisteredProgram, hosts_of: Callable[[int], int], ahead: int, weight: int
 ) -> DelegatedProgram | None:
     """Return the delegated program, or None if its runs cannot be delegated. `hosts_of(island)` counts hosts."""
-    if len(program.islands) < 2 or len(program.nodes) < LEAST_NODES or program.is_unbounded or program.reports:
+    if len(program.islands) < 2 or len(program.nodes) < MIN_NODES or program.is_unbounded or program.reports:
         return None
     if any(hosts_of(island) != 1 for island in program.islands):
         return None
@@ -74,7 +74,7 @@ def delegated_program(
         )
         written = _sums(spec.moved for spec in specs)
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
-        whole = _whole(specs, tuple(sorted(needs.most.items())))
+        whole = _whole(specs, tuple(sorted(needs.peak.items())))
         successor = replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
             each, whole, successor, needs, results, lost, devices, transfers, written, samples, tuple(samples)

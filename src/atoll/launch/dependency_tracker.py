@@ -194,14 +194,14 @@ def _release(event: list[Dependency[Payload]], ready: deque[Dependency[Payload]]
 
 
 # Limits for runs on each host of an island. XLA's CPU client takes 32 runs on a device; the rest is for other runs.
-MOST_OF_AN_ISLAND = 28
-MOST_OF_A_SESSION = 24  # on all islands
-FORMER_MOST_OF_AN_ISLAND = 24
-FORMER_MOST_OF_A_SESSION = 20
+MAX_PER_ISLAND = 28
+MAX_PER_SESSION = 24  # on all islands
+FORMER_MAX_PER_ISLAND = 24
+FORMER_MAX_PER_SESSION = 20
 
 # Limits for the runs among these that occupy threads of XLA.
-MOST_IN_XLA_OF_AN_ISLAND = 8
-MOST_IN_XLA_OF_A_SESSION = 4
+MAX_IN_XLA_PER_ISLAND = 8
+MAX_IN_XLA_PER_SESSION = 4
 
 
 class Places(Generic[Payload]):
@@ -242,11 +242,11 @@ class ClientRunLimits(Generic[Payload]):
         self._admitted: dict[Dependency[Payload], None] = {}
         self._waiting: list[Dependency[Payload]] = []
         self._all: Places[Payload] = (
-            Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
+            Places(MAX_PER_SESSION, MAX_PER_ISLAND)
             if decisions.admits_more_callbacks
-            else Places(FORMER_MOST_OF_A_SESSION, FORMER_MOST_OF_AN_ISLAND)
+            else Places(FORMER_MAX_PER_SESSION, FORMER_MAX_PER_ISLAND)
         )
-        self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
+        self._in_xla: Places[Payload] = Places(MAX_IN_XLA_PER_SESSION, MAX_IN_XLA_PER_ISLAND)
         self._alone: set[str] = set()  # functions in flight that have one run at a time
 
     def begin(self, run: Dependency[Payload]) -> bool:

@@ -14,8 +14,8 @@ from atoll.launch.shared_state import SharedState
 from atoll.state.session import Session
 
 # Deferred releases of functions that one flush does, and of these in the turn of one session.
-_MOST_RELEASED = 64
-_MOST_OF_A_TURN = 16
+_MAX_RELEASED = 64
+_MAX_PER_TURN = 16
 
 
 class FunctionReleases:
@@ -54,19 +54,19 @@ class FunctionReleases:
                 self._release_all(session)
             elif _count_due(session, 1):
                 self.due.setdefault(number)
-        left = _MOST_RELEASED
+        left = _MAX_RELEASED
         while self.due and left > 0:
             number = next(iter(self.due))
             del self.due[number]
             session = self._sessions.get(number)
             if session is not None:
-                left -= 1 + self._release_due(session, _MOST_OF_A_TURN)
+                left -= 1 + self._release_due(session, _MAX_PER_TURN)
                 if _count_due(session, 1):
                     self.due[number] = None
 
-    def _release_due(self, session: Session, most: int) -> int:
-        """Do at most `most` deferred releases that need not wait any more. Return their number."""
-        count = _count_due(session, most)
+    def _release_due(self, session: Session, limit: int) -> int:
+        """Do at most `limit` deferred releases that need not wait any more. Return their number."""
+        count = _count_due(session, limit)
         for _ in range(count):
             self._drop(session, session.deferred_releases.popleft()[1])
         return count
@@ -78,8 +78,8 @@ class FunctionReleases:
             self._deferred.discard(session.number)
 
 
-def _count_due(session: Session, most: int) -> int:
-    """Return how many deferred releases of the session need not wait any more, or `most` if there are more."""
+def _count_due(session: Session, limit: int) -> int:
+    """Return how many deferred releases of the session need not wait any more, or `limit` if there are more."""
     first_waiting = min(session.python_gangs, default=math.inf)
-    due = takewhile(lambda release: release[0] < first_waiting, islice(session.deferred_releases, most))
+    due = takewhile(lambda release: release[0] < first_waiting, islice(session.deferred_releases, limit))
     return sum(1 for _ in due)

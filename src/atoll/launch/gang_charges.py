@@ -24,7 +24,7 @@ from atoll.state.usage import Account
 
 _PAIR = 16  # bytes of a segment's start and end
 # Sets of islands and tenants with a tally of their own for joint gangs.
-_MOST_JOINT = 64
+_MAX_JOINT = 64
 
 
 class Recorder(Protocol):
@@ -136,7 +136,7 @@ class GangCharges:
     def _joint(self, islands: tuple[int, ...], tenant: str) -> Tally:
         tally = self.joint.get((islands, tenant))
         if tally is None:
-            if len(self.joint) >= _MOST_JOINT:
+            if len(self.joint) >= _MAX_JOINT:
                 self._divide_idle()
             tally = self.joint[islands, tenant] = Tally()
         return tally

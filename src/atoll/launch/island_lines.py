@@ -18,12 +18,12 @@ from atoll.state.host_window import HostWindow
 from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 
 # Limit for the sets of hosts whose loads are cached, and for the joint gangs whose lines are.
-_MOST_KNOWN = 1024
+_MAX_KNOWN = 1024
 # Joint gangs after which islands try to share their lines. The number doubles with each try that fails, and each time
 # that an island stops sharing.
-_MOST_PATIENCE = 64
+_MAX_PATIENCE = 64
 # Kinds of islands that begin to share their lines at once, each among themselves. Further kinds do not share.
-_MOST_KINDS = 4
+_MAX_KINDS = 4
 
 
 def _no_loads() -> GroupedCounts[int, HostWindow]:
@@ -157,7 +157,7 @@ class IslandLines(Generic[Payload]):
 
     def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostWindow]]:
         """Return the loads of these hosts."""
-        if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
+        if self.loads_version != self.loads.version or len(self.known_loads) > _MAX_KNOWN:
             self.loads_version = self.loads.version
             self.known_loads.clear()
         groups = self.known_loads.get(hosts)
@@ -185,7 +185,7 @@ class IslandLines(Generic[Payload]):
         self.known_loads, self.loads_version = {}, 0
         self.records = records if is_shared else []
         self.places = {record.number: places[record.number] for record in records} if is_shared else {}
-        self.patience, self.passed = min(2 * self.patience, _MOST_PATIENCE), 0
+        self.patience, self.passed = min(2 * self.patience, _MAX_PATIENCE), 0
 
 
 # The lines of a joint gang, without repetitions. For each of them, where their first island is among those of the gang.
@@ -256,7 +256,7 @@ class SharedLines(Generic[Payload]):
         where = {island: i for i, island in enumerate(gang.islands)}
         lines = {id(each): each for each in map(self._of.__getitem__, gang.islands)}
         span = [(each, where[each.record.number]) for each in lines.values()]
-        if len(self._spans) >= _MOST_KNOWN:
+        if len(self._spans) >= _MAX_KNOWN:
             self._spans.clear()
         self._spans[id(gang.places)] = gang.places, span
         return span
@@ -309,11 +309,11 @@ class SharedLines(Generic[Payload]):
                 kind = next((each for each in kinds if lines.is_like(each[0])), None)
                 if kind is not None:
                     kind.append(lines)
-                elif len(kinds) < _MOST_KINDS:
+                elif len(kinds) < _MAX_KINDS:
                     kinds.append([lines])
         several = [alike for alike in kinds if len(alike) > 1]
         if not several:
-            clock.patience = min(2 * clock.patience, _MOST_PATIENCE)
+            clock.patience = min(2 * clock.patience, _MAX_PATIENCE)
             return False
         places = dict(zip(gang.islands, gang.places, strict=True))
         for alike in several:

@@ -14,12 +14,12 @@ from atoll.state.session import GangRun, Session
 # Limit for the credits of a session's launches in flight, at least one per launch. At the limit, the proxy stops
 # reading from its client.
 LAUNCH_WINDOW = 512
-_MOST_CREDITS = 2 * LAUNCH_WINDOW
+_MAX_CREDITS = 2 * LAUNCH_WINDOW
 # Bytes of a session's arrays, with which further launches fail. With those of one more program, the sums that the
 # controller stores have 63 bits.
-MOST_BYTES = 1 << 60
+MAX_BYTES = 1 << 60
 # Feeds of failed launches that have not arrived. The controller remembers them, to drop them when they arrive.
-MOST_UNWANTED = 1 << 18
+MAX_UNWANTED = 1 << 18
 
 
 def check_window(session: Session, message: m.Launch) -> None:
@@ -27,8 +27,8 @@ def check_window(session: Session, message: m.Launch) -> None:
 
     The credits for control flow are checked by `check_cost` when the parts are known.
     """
-    if len(session.feeds.unwanted) > MOST_UNWANTED:
-        text = f"this session has failed launches with {MOST_UNWANTED} buffers that it has not sent"
+    if len(session.feeds.unwanted) > MAX_UNWANTED:
+        text = f"this session has failed launches with {MAX_UNWANTED} buffers that it has not sent"
         raise StatusError(Code.RESOURCE_EXHAUSTED, text)
     # Without a call for each launch:
     if message.credits < (cost := session.costs.get(message.program, 1)):
@@ -41,7 +41,7 @@ def check_credits(before: int, message: m.Launch) -> None:
     """Raise INVALID_ARGUMENT if a launch exceeds the window of a session with so many credits in use."""
     # The count includes launches that were on their way. A launch larger than the window is sent when no other one is
     # in flight.
-    if before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS:
+    if before > LAUNCH_WINDOW and before + message.credits > _MAX_CREDITS:
         raise invalid(f"this session has {before} of {LAUNCH_WINDOW} launches in flight, and launches more")
 
 
@@ -86,7 +86,7 @@ def launch_problem(
 
 
 def size_problem(nbytes: int) -> Status:
-    """Return the error of a launch in a session whose arrays have more than `MOST_BYTES`."""
+    """Return the error of a launch in a session whose arrays have more than `MAX_BYTES`."""
     return Status(Code.RESOURCE_EXHAUSTED, f"the arrays of this session have {nbytes} bytes: delete some")
 
 

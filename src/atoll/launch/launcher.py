@@ -28,7 +28,7 @@ from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import (
-    MOST_BYTES,
+    MAX_BYTES,
     check_window,
     gang_problem,
     launch_problem,
@@ -174,7 +174,7 @@ class Launcher:
         """
         session.credits += message.credits
         problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
-        if problem is None and session.directory.nbytes > MOST_BYTES:
+        if problem is None and session.directory.nbytes > MAX_BYTES:
             problem = size_problem(session.directory.nbytes)
         program = session.programs.get(message.program)
         if program is None and message.program in session.control_flow:

@@ -219,7 +219,7 @@ class MemoryWaits:
         return True
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
-        most = self._most(waiting)
+        most = self._limit(waiting)
         if most is not None and waiting.nbytes > most:
             return False
         missing = self._missing(waiting)
@@ -228,7 +228,7 @@ class MemoryWaits:
             self._offer(waiting)
         return is_relieved
 
-    def _most(self, waiting: MemoryWait) -> int | None:
+    def _limit(self, waiting: MemoryWait) -> int | None:
         """Return the size of the memory that the node waits for, or None if it is unlimited."""
         if waiting.quota is not None:
             return waiting.quota.limit(waiting.node.tenant) or None
@@ -238,7 +238,7 @@ class MemoryWaits:
         """Return how many bytes must become free for the node. They are free if this is not positive."""
         if waiting.quota is None:
             return waiting.nbytes - self._ledger.free(waiting.device)
-        memory, most = waiting.node.tenant.memory, self._most(waiting)
+        memory, most = waiting.node.tenant.memory, self._limit(waiting)
         if memory is None or most is None:
             return 0
         return waiting.quota.used(memory, waiting.device) + waiting.nbytes - most

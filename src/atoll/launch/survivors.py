@@ -12,7 +12,7 @@ from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Launch, Session
 
 # Functions that the error of a failed launch names.
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 class Survivors:
@@ -78,8 +78,8 @@ class Survivors:
         titles = list(dict.fromkeys(each.title for each in specs if each.title and self._is_here(each)))
         if not titles:
             return ""
-        more = f" or {len(titles) - MOST_NAMED} others" if len(titles) > MOST_NAMED else ""
-        return f" ({', '.join(titles[:MOST_NAMED])}{more} may not have ended there)"
+        more = f" or {len(titles) - MAX_NAMED} others" if len(titles) > MAX_NAMED else ""
+        return f" ({', '.join(titles[:MAX_NAMED])}{more} may not have ended there)"
 
     def _is_here(self, spec: GangSpec) -> bool:
         return not self._hosts.isdisjoint(spec.hosts)

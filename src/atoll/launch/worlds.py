@@ -21,7 +21,7 @@ from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun
 
 # Limits for the worlds of a tenant: those with functions, and all.
-MOST_WORLDS = 16
+MAX_WORLDS = 16
 IDLE_WORLDS = 4
 
 
@@ -84,8 +84,8 @@ class Worlds:
     def check(self, tenant: str, islands: tuple[int, ...]) -> None:
         """Raise RESOURCE_EXHAUSTED if the tenant's functions use too many worlds for one more on these islands."""
         used = sum(bool(each.functions) for each in self._worlds.values() if each.tenant == tenant)
-        if used >= MOST_WORLDS and (tenant, islands) not in self._worlds:
-            text = f"compiled functions of this tenant run on {MOST_WORLDS} different sets of islands already"
+        if used >= MAX_WORLDS and (tenant, islands) not in self._worlds:
+            text = f"compiled functions of this tenant run on {MAX_WORLDS} different sets of islands already"
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: release some of them, or use fewer meshes")
 
     def has(self, tenant: str, islands: tuple[int, ...]) -> bool:

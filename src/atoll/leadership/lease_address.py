@@ -15,7 +15,7 @@ from atoll.leadership.lease_record import LeaseStore
 
 _FORMS = "expected etcd://HOST:PORT/NAME, etcds://HOST:PORT/NAME or kubernetes://NAMESPACE/NAME"
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})", re.ASCII)
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -56,7 +56,7 @@ def parse_lease(text: str) -> LeaseAddress:
 
 def _is_server(text: str) -> bool:
     found = _SERVER.fullmatch(text)
-    return found is not None and 0 < int(found[2]) <= _MOST_PORT
+    return found is not None and 0 < int(found[2]) <= _MAX_PORT
 
 
 def _wrong(text: str) -> LeaseError:

@@ -18,7 +18,7 @@ from atoll.leadership.name_lookup import NameLookup, Resolve, resolve_name
 # For a whole request, with the resolution of the server's name and the connection. A holder fences itself in time
 # whatever a request does.
 TIMEOUT_SECONDS = 3.0
-_MOST_BYTES = 1 << 20  # of a reply
+_MAX_BYTES = 1 << 20  # of a reply
 
 
 class NotConnectedError(LeaseError):
@@ -67,7 +67,7 @@ class LeaseServer:
             reply.fp.close()
             reply.fp = io.BufferedReader(_UntilDeadline(connection.sock, deadline))
             reply.begin()
-            received = reply.read(_MOST_BYTES + 1)
+            received = reply.read(_MAX_BYTES + 1)
             status = reply.status
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise failure(
@@ -75,8 +75,8 @@ class LeaseServer:
             ) from None
         finally:
             connection.close()
-        if len(received) > _MOST_BYTES:
-            raise LeaseError(f"{self._what} at {self.address} sent more than {_MOST_BYTES} bytes")
+        if len(received) > _MAX_BYTES:
+            raise LeaseError(f"{self._what} at {self.address} sent more than {_MAX_BYTES} bytes")
         try:
             return status, msgspec.json.decode(received)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -20,7 +20,7 @@ from atoll.errors import SettingsError
 _GPUS = ("cuda", "gpu", "rocm")
 # Seconds for the controller to write the hosts' join token.
 _START_SECONDS = 60
-_MOST_PORTS = 10  # to try
+_MAX_PORTS = 10  # to try
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def batch_script(job: SlurmJob) -> str:
         file=_file(job.file),
         hosts=hosts,
         seconds=_START_SECONDS,
-        ports=_MOST_PORTS,
+        ports=_MAX_PORTS,
         notice=job.notice,
         journal=f"journal={shlex.quote(job.journal)}/slurm-$SLURM_JOB_ID\n" if job.journal else "",
         ended=' "$journal"' if job.journal else "",

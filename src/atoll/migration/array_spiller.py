@@ -34,12 +34,12 @@ from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.decisions import Decisions
 from atoll.state.session import Launch, Session
 
-_MOST_DROPPED = 1024  # pieces of a message
+_MAX_DROPPED = 1024  # pieces of a message
 # Files that a host will remove when it is there. The oldest ones are forgotten, and stay on its disk.
-MOST_LEFT = 16_384
+MAX_LEFT = 16_384
 # Arrays, and their bytes, that one launch restores if a failure of one is a failure of all. Larger ones have their own.
-MOST_TOGETHER = 64
-_MOST_TOGETHER_BYTES = 4 << 20
+MAX_TOGETHER = 64
+_MAX_TOGETHER_BYTES = 4 << 20
 
 # By host: the number of a piece, a handle, and the number of its shard on the host, as in `SpillRequest`.
 _ShardsByHost = dict[int, list[tuple[int, int, int]]]
@@ -458,8 +458,8 @@ class ArraySpiller:
                 by_host.setdefault(part.host, {})[part.piece.path] = part.piece
         for host, of_files in sorted(by_host.items()):
             pieces = list(of_files.values())
-            for first in range(0, len(pieces), _MOST_DROPPED):
-                self._drop(0, host, tuple(pieces[first : first + _MOST_DROPPED]))
+            for first in range(0, len(pieces), _MAX_DROPPED):
+                self._drop(0, host, tuple(pieces[first : first + _MAX_DROPPED]))
 
     def add_persisted(self, session: Session) -> None:
         """Note the files of a session that an earlier cluster suspended on disk."""
@@ -486,14 +486,14 @@ class ArraySpiller:
         elif self._decisions.drops_later:
             left = self._left.setdefault(host, {})
             left.update((piece.path, None) for piece in pieces if piece.path)
-            for path in list(islice(left, max(0, len(left) - MOST_LEFT))):
+            for path in list(islice(left, max(0, len(left) - MAX_LEFT))):
                 del left[path]
 
     def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
         """Remove the files that were dropped while their hosts were not there."""
         for host in self._resources.hosts_of(ready.island) if self._left else ():
             paths = iter(self._left.pop(host, {}))
-            while some := tuple(m.SpilledPiece(0, path=path) for path in islice(paths, _MOST_DROPPED)):
+            while some := tuple(m.SpilledPiece(0, path=path) for path in islice(paths, _MAX_DROPPED)):
                 self._out.to_host(host, m.DropSpilled(0, some))
 
     def session_closed(self, session: Session) -> None:
@@ -558,7 +558,7 @@ def _groups_to_restore(arrays: Iterable[_Restore], places: Placement) -> Iterato
         islands = frozenset([places[device].island for device in spec_of(restore.entry).sharding.devices])
         group, nbytes = groups.get(islands, ([], 0))
         nbytes += restore.spilled.nbytes
-        if group and (nbytes > _MOST_TOGETHER_BYTES or len(group) == MOST_TOGETHER):
+        if group and (nbytes > _MAX_TOGETHER_BYTES or len(group) == MAX_TOGETHER):
             yield group
             group, nbytes = [], restore.spilled.nbytes
         group.append(restore)

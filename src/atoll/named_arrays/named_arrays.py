@@ -22,15 +22,15 @@ from atoll.named_arrays.version_records import Name, Version, VersionIndex, Vers
 from atoll.named_arrays.version_states import VersionState
 from atoll.named_arrays.written_versions import ANY_DEVICE
 
-MOST_NAMES = 1024  # per tenant
-MOST_KEPT = 64  # versions that a name keeps
-MOST_REPLICAS = 8  # copies of a version on different islands, with the published arrays
-MOST_ARRAYS = 1 << 18  # per tenant, in all versions that are not freed
-MOST_DESCRIBED = 32 << 20  # characters of the paths and bytes of the structures of these versions, per tenant
-MOST_PENDING = 16  # versions of a session that are not complete
-MOST_READERS = 4096  # per session
-MOST_WAITS = 256  # per session
-MOST_WAIT_SECONDS = 60.0  # of one request
+MAX_NAMES = 1024  # per tenant
+MAX_KEPT = 64  # versions that a name keeps
+MAX_REPLICAS = 8  # copies of a version on different islands, with the published arrays
+MAX_ARRAYS = 1 << 18  # per tenant, in all versions that are not freed
+MAX_DESCRIBED = 32 << 20  # characters of the paths and bytes of the structures of these versions, per tenant
+MAX_PENDING = 16  # versions of a session that are not complete
+MAX_READERS = 4096  # per session
+MAX_WAITS = 256  # per session
+MAX_WAIT_SECONDS = 60.0  # of one request
 RETRY_SECONDS = 10.0  # until Atoll tries again to restore a version from files that it could not restore
 GUEST_SECONDS = 300.0  # until readers of other tenants leave a version that was replaced or removed
 
@@ -159,10 +159,10 @@ class NamedArrays:
         """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
         self._check_space(tenant, len(handles), described_size(paths, structure))
         found = self.names.get((tenant, name))
-        if found is None and sum(owner == tenant for owner, _ in self.names) >= MOST_NAMES:
+        if found is None and sum(owner == tenant for owner, _ in self.names) >= MAX_NAMES:
             self._forget_unused_name(tenant)
-        if len(self.pending_of.get(session, ())) >= MOST_PENDING:
-            text = f"{MOST_PENDING} versions of session {session} are not complete: publish fewer at once"
+        if len(self.pending_of.get(session, ())) >= MAX_PENDING:
+            text = f"{MAX_PENDING} versions of session {session} are not complete: publish fewer at once"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         if found is None:
             found = self.names[tenant, name] = Name(tenant, name, next_number=self.first_number)
@@ -192,14 +192,14 @@ class NamedArrays:
         """Raise RESOURCE_EXHAUSTED if the controller would have to keep too much about the tenant's versions."""
         known = self._arrays_of.get(tenant, 0)
         advice = "keep fewer versions, or remove some with `atoll arrays rm`"
-        if known + arrays > MOST_ARRAYS:
+        if known + arrays > MAX_ARRAYS:
             text = (
-                f"the versions of tenant {tenant} have {known} arrays, and {arrays} more exceed {MOST_ARRAYS}: {advice}"
+                f"the versions of tenant {tenant} have {known} arrays, and {arrays} more exceed {MAX_ARRAYS}: {advice}"
             )
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
-        if self._described_of.get(tenant, 0) + described > MOST_DESCRIBED:
+        if self._described_of.get(tenant, 0) + described > MAX_DESCRIBED:
             text = (
-                f"the paths and tree structures of the versions of tenant {tenant} exceed {MOST_DESCRIBED >> 20} MiB: "
+                f"the paths and tree structures of the versions of tenant {tenant} exceed {MAX_DESCRIBED >> 20} MiB: "
                 f"{advice}"
             )
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
@@ -219,7 +219,7 @@ class NamedArrays:
             if key[0] == tenant and not name.versions:
                 self._forget_name(key)
                 return
-        text = f"tenant {tenant} has {MOST_NAMES} names of arrays: remove some with `atoll arrays rm`"
+        text = f"tenant {tenant} has {MAX_NAMES} names of arrays: remove some with `atoll arrays rm`"
         raise StatusError(Code.RESOURCE_EXHAUSTED, text)
 
     def _forget_name(self, key: tuple[str, str]) -> None:
@@ -422,14 +422,14 @@ class NamedArrays:
 
     def open(self, now: float, wait: Wait) -> list[Action]:
         """Handle a request for a version: answer it now, or when there is such a version, or at its deadline."""
-        if self._waits_of.get(wait.session, 0) >= MOST_WAITS:
-            text = f"{MOST_WAITS} requests of session {wait.session} wait for versions of arrays"
+        if self._waits_of.get(wait.session, 0) >= MAX_WAITS:
+            text = f"{MAX_WAITS} requests of session {wait.session} wait for versions of arrays"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
         if (wait.session, wait.request) in self.waits:
             text = f"request {wait.request} of session {wait.session} waits already"
             return [Refused(wait.session, wait.request, Status(Code.INVALID_ARGUMENT, text))]
-        if not wait.in_files and len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
-            text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
+        if not wait.in_files and len(self._readers_of.get(wait.session, ())) >= MAX_READERS:
+            text = f"session {wait.session} has {MAX_READERS} versions of arrays open: delete some"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
         actions = [] if wait.in_files else self._wake(now, self._wanted(wait))
         answer = self._answer(wait)

@@ -6,7 +6,7 @@ the tree. If each source has fed two readers, the others wait until one of these
 
 A reader may stall, and then its copy never comes. So if no transfer begins or ends for `patience` seconds, one waiting
 reader gets its arrays from the source that has fed the fewest, although that source has fed two. If this does not help,
-two more get them `patience` seconds later, then four, and so on up to `1 << MOST_ROUNDS`. Readers that stall thus
+two more get them `patience` seconds later, then four, and so on up to `1 << MAX_ROUNDS`. Readers that stall thus
 delay the others by the logarithm of their number.
 
 Pure. The arrays of a version that are read together have a tree for each tenant of readers, so no reader waits for
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from atoll.named_arrays.copy_rules import Islands
 
 # Readers that a source feeds.
-MOST_FED = 2
+MAX_FED = 2
 # Copies of readers that are sources. Others can become sources again only if these end.
-MOST_COPIES = 256
+MAX_COPIES = 256
 # Times that transfers stall after which the number of further reads does not double any more.
-MOST_ROUNDS = 12
+MAX_ROUNDS = 12
 
 _Turns = dict[int, dict[int, None]]  # reads by session; the first session has the next turn
 
@@ -52,7 +52,7 @@ class TransferTree:
       changed: the time at which a read of other islands was started or ended, or was added when no other was there.
       stalled: the time at which the transfers last stalled.
       rounds: how often this has let further reads start since a read of other islands was completed, at most
-        `MOST_ROUNDS`.
+        `MAX_ROUNDS`.
       extra: the number of reads that may start from sources that have fed two readers.
       due: the sessions for which the caller will try to start a read of this tree.
     """
@@ -116,7 +116,7 @@ class TransferTree:
         if best is not None:
             return best
         best = min(sources, key=self._load, default=None)
-        if best is None or (self.fed.get(best, 0) >= MOST_FED and self.running and not self.extra):
+        if best is None or (self.fed.get(best, 0) >= MAX_FED and self.running and not self.extra):
             return None
         return best
 
@@ -132,7 +132,7 @@ class TransferTree:
             self.beside.add(read)
             return
         self.changed = now
-        if self.fed.get(source, 0) >= MOST_FED and self.extra:
+        if self.fed.get(source, 0) >= MAX_FED and self.extra:
             self.extra -= 1
         self.fed[source] = self.fed.get(source, 0) + 1
 
@@ -157,7 +157,7 @@ class TransferTree:
         self.stalled = now
         if self.running and not self.extra:
             self.extra = 1 << self.rounds
-            self.rounds = min(self.rounds + 1, MOST_ROUNDS)
+            self.rounds = min(self.rounds + 1, MAX_ROUNDS)
 
     def complete(self, now: float, read: int, islands: Islands) -> int | None:
         """Handle that a read has received its copy. Return the copy that is no source any more, or None."""
@@ -166,11 +166,11 @@ class TransferTree:
         self._stop(now, read)
         self._end(read)
         self.copies[read] = islands
-        if len(self.copies) <= MOST_COPIES:
+        if len(self.copies) <= MAX_COPIES:
             return None
-        most_fed = max(self.copies, key=lambda each: self.fed.get(each, 0))
-        self.drop(most_fed)
-        return most_fed
+        max_fed = max(self.copies, key=lambda each: self.fed.get(each, 0))
+        self.drop(max_fed)
+        return max_fed
 
     def _stop(self, now: float, read: int) -> None:
         del self.running[read]

@@ -49,9 +49,9 @@ from atoll.protocol.messages import PROTOCOL, CheckReply
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import Snapshot
 
-MOST_LOG_BYTES = 4 << 20  # of each file of the log: its end
-MOST_EVENT_BYTES = 256 << 20  # of an event log that is read
-_MOST_HEADER_BYTES = 1 << 20  # of `bundle.json`
+MAX_LOG_BYTES = 4 << 20  # of each file of the log: its end
+MAX_EVENT_BYTES = 256 << 20  # of an event log that is read
+_MAX_HEADER_BYTES = 1 << 20  # of `bundle.json`
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL|JOIN|AUTHORITY", re.IGNORECASE)
 _SHOWN = ("ATOLL_", "JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE", "PJRT_", "TF_CPP_")
@@ -115,8 +115,8 @@ def _add_journal(journal: Journal, file: IO[bytes], parts: dict[str, bytes], mis
     try:
         for line in journal():
             file.write(without_join_tokens(line) + b"\n")
-            if file.tell() > MOST_EVENT_BYTES:
-                raise ClusterError(f"it has more than {human_bytes(MOST_EVENT_BYTES)}")
+            if file.tell() > MAX_EVENT_BYTES:
+                raise ClusterError(f"it has more than {human_bytes(MAX_EVENT_BYTES)}")
     except (AtollError, OSError) as error:
         file.truncate(0)
         if "events.jsonl" not in parts:
@@ -183,8 +183,8 @@ def _parts(sources: Sources | None, run: ClusterRun | None) -> tuple[dict[str, b
 
 def _end_of(path: Path) -> bytes:
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
-        return file.read(MOST_LOG_BYTES)
+        file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
+        return file.read(MAX_LOG_BYTES)
 
 
 def _check_text(reply: CheckReply) -> bytes:
@@ -235,16 +235,16 @@ class Replayed:
     log: list[str]
 
 
-def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -> Replayed:
+def replay_bundle(path: Path, skips: bool = True, max_log: int | None = None) -> Replayed:
     """Handle the events of a bundle, of a file of `atoll dump` or of a journal's directory with this controller.
 
-    Keep the last `most_log` lines of the log, or all. Without `skips`, the event at which the controller failed raises
+    Keep the last `max_log` lines of the log, or all. Without `skips`, the event at which the controller failed raises
     its exception. Raises ClusterError if there are no events, or if they cannot be replayed.
     """
     events = 0
     began: float | None = None
     messages: Counter[str] = Counter()
-    log: deque[str] = deque(maxlen=most_log)
+    log: deque[str] = deque(maxlen=max_log)
     with _lines_of(path) as lines:
         first = next(lines, b"")
         try:
@@ -289,7 +289,7 @@ def _why_without_events(archive: tarfile.TarFile) -> str:
     """Return the reason in `bundle.json`, or "". Anybody may have written the file."""
     try:
         file = archive.extractfile("bundle.json")
-        header = msgspec.json.decode(file.read(_MOST_HEADER_BYTES) if file else b"", type=decodable(BundleHeader))
+        header = msgspec.json.decode(file.read(_MAX_HEADER_BYTES) if file else b"", type=decodable(BundleHeader))
     except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
         return ""
     reason = header.missing.get("events.jsonl", "")
@@ -301,6 +301,6 @@ def _events_of(archive: tarfile.TarFile, path: Path) -> IO[bytes]:
         member = archive.getmember("events.jsonl")
     except KeyError:
         raise ClusterError(f"{path} has no event log{_why_without_events(archive)}") from None
-    if member.size > MOST_EVENT_BYTES:
-        raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MOST_EVENT_BYTES}")
+    if member.size > MAX_EVENT_BYTES:
+        raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MAX_EVENT_BYTES}")
     return archive.extractfile(member) or io.BytesIO()

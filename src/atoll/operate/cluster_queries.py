@@ -279,8 +279,8 @@ class ClusterSource:
         assert isinstance(reply, m.StatusReply)
         return reply.content
 
-    async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
-        reply = await self._ask(m.TraceRequest(after=position, most=most))
+    async def spans(self, position: int, limit: int) -> tuple[list[Span], int]:
+        reply = await self._ask(m.TraceRequest(after=position, limit=limit))
         assert isinstance(reply, m.TraceReply)
         return _decode_trace(reply.content).spans, reply.position
 

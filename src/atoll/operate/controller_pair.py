@@ -25,7 +25,7 @@ from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import dial
 
 _DIAL_SECONDS = 2.0
-_FIRST_PAUSE, _MOST_PAUSE = 0.5, 5.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 5.0
 
 
 class BeginRule:
@@ -82,7 +82,7 @@ class ControllerPair:
 
     def run(self) -> EngineEnd:
         """Return when somebody has ended the cluster. An exception of a signal handler leaves it to the other half."""
-        retry = Retry(_FIRST_PAUSE, _MOST_PAUSE)
+        retry = Retry(_FIRST_PAUSE, _MAX_PAUSE)
         while True:
             end = self._turn(self._following) if self._reaches_other() else None
             if end is None and self._may_serve():

@@ -29,7 +29,7 @@ from atoll.decodable import decodable
 from atoll.errors import ClusterError
 from atoll.missing import exists, read_if_exists
 
-MOST_ENDED = 20  # records of ended scripts that are kept
+MAX_ENDED = 20  # records of ended scripts that are kept
 _RECORD, _OUTPUT = "script.json", "output"
 _POLL_SECONDS = 0.1
 _START_SECONDS = 30.0
@@ -258,5 +258,5 @@ def _locked() -> Iterator[None]:
 def _remove_ended() -> None:
     """Remove the records of all but the last scripts that have ended."""
     ended = [each for each in scripts() if not (each.runs or each.is_elsewhere)]
-    for each in ended[: max(0, len(ended) + 1 - MOST_ENDED)]:
+    for each in ended[: max(0, len(ended) + 1 - MAX_ENDED)]:
         shutil.rmtree(_directory(each.name), ignore_errors=True)

@@ -11,9 +11,9 @@ from atoll.cluster.processes.process_logging import LogLine, parse_line
 from atoll.errors import ClusterError
 from atoll.telemetry.log_rows import LogRow
 
-MOST_BYTES = 512 << 10  # of the log's end that are read
-MOST_ROWS = 2_000
-MOST_TEXT = 4_000  # characters of a row, with the lines that continue it
+MAX_BYTES = 512 << 10  # of the log's end that are read
+MAX_ROWS = 2_000
+MAX_TEXT = 4_000  # characters of a row, with the lines that continue it
 _SHOWN_ELSEWHERE = frozenset({"time", "level", "process", "pid", "logger", "message"})
 
 
@@ -39,28 +39,28 @@ class LogTail:
 
 def _rows_of(file: Path, size: int) -> list[LogRow]:
     rows: list[LogRow] = []
-    position = max(0, size - MOST_BYTES)
+    position = max(0, size - MAX_BYTES)
     with open(file, "rb") as log:
         log.seek(position)
-        content = log.read(MOST_BYTES)
+        content = log.read(MAX_BYTES)
     lines = content.splitlines(keepends=True)
     for number, raw in enumerate(lines):
         line = raw.decode(errors="replace").rstrip("\n")
         found = parse_line(line) if number or position == 0 else None  # the first line may be a part of one
         if found is not None:
             rows.append(_row(position, line, found))
-        elif rows and len(rows[-1].text) < MOST_TEXT:
-            text = f"{rows[-1].text}\n{printable_text(line)}"[:MOST_TEXT]
+        elif rows and len(rows[-1].text) < MAX_TEXT:
+            text = f"{rows[-1].text}\n{printable_text(line)}"[:MAX_TEXT]
             rows[-1] = LogRow(rows[-1].number, rows[-1].time, rows[-1].process, rows[-1].level, text)
         position += len(raw)
-    return rows[-MOST_ROWS:]
+    return rows[-MAX_ROWS:]
 
 
 def _row(number: int, line: str, found: LogLine) -> LogRow:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.seconds))
     text = _json_text(found.fields) if found.fields else line.partition("] ")[2].partition(" ")[2]
     process, level = printable_name(found.process), printable_name(found.level)
-    return LogRow(number, when, process, level, printable_text(text)[:MOST_TEXT])
+    return LogRow(number, when, process, level, printable_text(text)[:MAX_TEXT])
 
 
 def _json_text(fields: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ Reply = TypeVar("Reply")
 
 _IDENTITIES = KeptIdentities()
 REPLY_SECONDS = 10.0
-_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 1.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 1.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to migrate
 
 
@@ -131,7 +131,7 @@ def request_operation(
     While the controller performs no operations, because it does not hold its lease, try it and its other addresses
     again for `REPLY_SECONDS`. Raises StatusError if the operation fails.
     """
-    retry = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS, patience=REPLY_SECONDS)
+    retry = Retry(_RETRY_SECONDS, _MAX_RETRY_SECONDS, patience=REPLY_SECONDS)
     nobody: NotServingError | None = None
     for each in chain((address,), cycle(address.each)):
         try:

@@ -19,10 +19,10 @@ from atoll.telemetry import tables as t
 from atoll.telemetry.watch import Watch
 
 _SECONDS = 1.0
-_MOST_SPANS = 2_000
-_MOST_EVENTS = 8
-_MOST_WAITS = 10
-_MOST_VERSIONS = 8
+_MAX_SPANS = 2_000
+_MAX_EVENTS = 8
+_MAX_WAITS = 10
+_MAX_VERSIONS = 8
 _WIDTH = 140  # without a terminal
 _BAR = 20
 
@@ -56,7 +56,7 @@ async def print_once(source: ClusterSource) -> None:
 async def _ask(source: ClusterSource, watch: Watch) -> None:
     try:
         watch.update(await source.report(), time.monotonic())
-        spans, position = await source.spans(watch.position, _MOST_SPANS)
+        spans, position = await source.spans(watch.position, _MAX_SPANS)
         watch.add_spans(spans, position, time.monotonic())
     except (AtollError, msgspec.MsgspecError) as error:
         watch.fail(str(error), time.monotonic())
@@ -71,13 +71,13 @@ def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
     parts.append(_devices(watch, now))
     parts.append(_tenants(watch))
     parts.append(_sessions(watch))
-    versions = t.version_rows(watch.snapshot)[:_MOST_VERSIONS]
+    versions = t.version_rows(watch.snapshot)[:_MAX_VERSIONS]
     if versions:
         parts.append(_versions(versions))
     waits = t.wait_rows(watch.snapshot)
     if waits:
         parts.append(_waits(waits))
-    events = t.event_rows(watch, now, wall)[:_MOST_EVENTS]
+    events = t.event_rows(watch, now, wall)[:_MAX_EVENTS]
     if events:
         parts.append(_events(events))
     return Group(*parts)
@@ -145,7 +145,7 @@ def _versions(rows: list[t.VersionRow]) -> Table:
 
 def _waits(rows: list[t.WaitRow]) -> Table:
     table = _table("Waiting gangs", ("session", "first in line", "waits for"), ("island", "gangs", "for (s)"))
-    for row in rows[:_MOST_WAITS]:
+    for row in rows[:_MAX_WAITS]:
         counts = (str(row.island), str(row.gangs), f"{row.seconds:.3f}")
         table.add_row(str(row.session), Text(row.program), Text(row.text), *counts)
     return table

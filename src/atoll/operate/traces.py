@@ -16,7 +16,7 @@ from atoll.decodable import decodable
 from atoll.protocol.spans import ClientCall, ClockError, SessionCalls, SessionName, Span, TraceRecord
 from atoll.state.gang_states import Reason
 
-_MOST_DEVICES = 1 << 12  # per host
+_MAX_DEVICES = 1 << 12  # per host
 _SESSIONS = 1 << 20  # "process" numbers of the trace: islands by number, then sessions
 _PROXY, _HELD = 1, 2  # rows of a session
 _HELD_KINDS = {"window": "the launch window is full", "quiesced": "devices are migrating"}
@@ -220,7 +220,7 @@ def _device(span: Span) -> int:
 
 def _row(host: int, device: int) -> int:
     """Return the number of a row; the rows of a host are adjacent."""
-    return host * _MOST_DEVICES + device
+    return host * _MAX_DEVICES + device
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> _Event:

@@ -8,7 +8,7 @@ from atoll.errors import ClusterError
 from atoll.quantities import human_seconds
 from atoll.telemetry.snapshot import AheadSnapshot, SessionSnapshot, Snapshot, WaitSnapshot
 
-_MOST_EVENTS = 5
+_MAX_EVENTS = 5
 
 
 def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
@@ -97,7 +97,7 @@ def _ahead(snapshot: Snapshot, session: int, islands: set[int]) -> Iterator[str]
 
 
 def _events(snapshot: Snapshot, session: int) -> Iterator[str]:
-    events = [each for each in snapshot.events if each.session == session][-_MOST_EVENTS:]
+    events = [each for each in snapshot.events if each.session == session][-_MAX_EVENTS:]
     if events:
         yield "its last events:"
     for each in events:

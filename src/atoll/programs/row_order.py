@@ -74,10 +74,10 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def in_order(layout: Layout, most: int, capacity: int, destinations: int) -> Any:
+def in_order(layout: Layout, limit: int, capacity: int, destinations: int) -> Any:
     """Return a function of the destinations that computes the order in which rows are sent, per group.
 
-    Its results are: the row at each of `most` places; the number of rows per destination; the place of each choice, or
+    Its results are: the row at each of `limit` places; the number of rows per destination; the place of each choice, or
     -1; the choice at each place; the number of choices beyond the capacity per destination, and of choices without a
     destination. Choice number j belongs to row j % n.
     """
@@ -91,8 +91,8 @@ def in_order(layout: Layout, most: int, capacity: int, destinations: int) -> Any
         sizes = jnp.minimum(asked[:destinations], capacity)
         first = jnp.append(jnp.cumsum(sizes) - sizes, 0)
         has_place = is_one & (rank < capacity)
-        place = jnp.where(has_place, first[key] + rank, most)
-        order = jnp.zeros(most, np.int32).at[place].set(np.arange(flat.size, dtype=np.int32), mode="drop")
+        place = jnp.where(has_place, first[key] + rank, limit)
+        order = jnp.zeros(limit, np.int32).at[place].set(np.arange(flat.size, dtype=np.int32), mode="drop")
         positions = jnp.where(has_place, place, -1).astype(np.int32).reshape(-1, rows).T
         dropped = asked[:destinations] - sizes
         return (order % rows)[None], sizes[None], positions, order, dropped[None], asked[destinations:]

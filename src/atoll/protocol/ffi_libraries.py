@@ -25,11 +25,11 @@ TARGETS_OPTION = "atoll_ffi_targets"
 # Prefix of the names under which hosts register targets. No client may use it in a program.
 PRIVATE_PREFIX = "atoll_ffi."
 
-MOST_LIBRARY_BYTES = 256 << 20
-MOST_TARGETS = 1024  # of a program
+MAX_LIBRARY_BYTES = 256 << 20
+MAX_TARGETS = 1024  # of a program
 _DIGITS = 32
 
-_Targets = Annotated[tuple[LibraryTarget, ...], msgspec.Meta(max_length=MOST_TARGETS)]
+_Targets = Annotated[tuple[LibraryTarget, ...], msgspec.Meta(max_length=MAX_TARGETS)]
 _decode = msgspec.json.Decoder(decodable(_Targets)).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -41,10 +41,10 @@ def library_hash(content: bytes | memoryview) -> str:
 
 def check_library_size(nbytes: int) -> None:
     """Raise RESOURCE_EXHAUSTED if a library is too large."""
-    if nbytes > MOST_LIBRARY_BYTES:
+    if nbytes > MAX_LIBRARY_BYTES:
         raise StatusError(
             Code.RESOURCE_EXHAUSTED,
-            f"an FFI library has {nbytes} bytes, and the limit is {MOST_LIBRARY_BYTES}: strip it (strip --strip-debug)",
+            f"an FFI library has {nbytes} bytes, and the limit is {MAX_LIBRARY_BYTES}: strip it (strip --strip-debug)",
         )
 
 

@@ -17,7 +17,7 @@ from atoll.protocol.actions import AnyAction, Send
 # Messages that a host of a group receives directly. Most pings are sent through the relay, by `Outbox.ask`.
 DIRECT = (m.Ping, m.Stop)
 # Limit for the cached partitions of sets of hosts. Programs have few different sets.
-_MOST_KNOWN = 1024
+_MAX_KNOWN = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -111,7 +111,7 @@ class RelayTable:
                 relay = self._relays.get(host)
                 groups.setdefault((relay, host if relay is None else -1), []).append(host)
             known = [(relay, tuple(some)) for (relay, _), some in groups.items()]
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[hosts] = known
         return known

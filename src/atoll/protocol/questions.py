@@ -21,10 +21,10 @@ MAGIC = b"atoll.question\0"
 ADDRESS_CALL = "atoll_address"
 
 # Of a `ContentsQuestion` and of `submission.Putting`: arrays, and bytes of all their contents.
-MOST_ARRAYS = 1024
-MOST_CONTENTS = 1 << 20
+MAX_ARRAYS = 1024
+MAX_CONTENTS = 1 << 20
 # Of a `ContentsQuestion`: different shards of all arrays.
-MOST_SHARDS = 1 << 13
+MAX_SHARDS = 1 << 13
 
 _Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -91,7 +91,7 @@ class ContentsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     error, and with 0 arrays, the staged arrays are forgotten.
     """
 
-    arrays: Annotated[int, msgspec.Meta(ge=0, le=MOST_ARRAYS)]
+    arrays: Annotated[int, msgspec.Meta(ge=0, le=MAX_ARRAYS)]
 
 
 Question = MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion | ContentsQuestion

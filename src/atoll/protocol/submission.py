@@ -20,13 +20,13 @@ from atoll.ir.program import Program
 from atoll.ir.types import Replicated, Tiled
 from atoll.ir.validation import MAX_RANK
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
-from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
+from atoll.protocol.questions import MAX_ARRAYS, MAX_CONTENTS
 
 MAGIC = b"atoll.program\n"
 VERSION = 1
 
 RUNS_OF_A_READING = 1 << 30
-MOST_READINGS = len(SCRIPT_FEEDS) // RUNS_OF_A_READING  # of a session, including those that were dropped
+MAX_READINGS = len(SCRIPT_FEEDS) // RUNS_OF_A_READING  # of a session, including those that were dropped
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag="program"):
@@ -57,7 +57,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True, tag="reading"):
     """
 
     devices: tuple[int, ...]
-    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READINGS)]
     version: int = VERSION
 
 
@@ -77,7 +77,7 @@ class Writing(msgspec.Struct, frozen=True, array_like=True, tag="writing"):
     """
 
     devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READINGS)]
     array: PutArray
     tiling: Replicated | Tiled
     version: int = VERSION
@@ -90,7 +90,7 @@ class SmallWriting(msgspec.Struct, frozen=True, array_like=True, tag="small writ
     """
 
     devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MAX_READINGS)]
     array: PutArray
     tiling: Replicated | Tiled
     version: int = VERSION
@@ -103,8 +103,8 @@ class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
     """
 
     device: int
-    arrays: Annotated[tuple[PutArray, ...], msgspec.Meta(min_length=1, max_length=MOST_ARRAYS)]
-    contents: Annotated[bytes, msgspec.Meta(max_length=MOST_CONTENTS)]
+    arrays: Annotated[tuple[PutArray, ...], msgspec.Meta(min_length=1, max_length=MAX_ARRAYS)]
+    contents: Annotated[bytes, msgspec.Meta(max_length=MAX_CONTENTS)]
     version: int = VERSION
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-MOST_PACKED = 512  # arrays per pack
+MAX_PACKED = 512  # arrays per pack
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Axis = Annotated[int, msgspec.Meta(ge=0, lt=64)]
@@ -31,8 +31,8 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
       axes: numbers of the axes of the mesh over which the pack is cut, from major to minor.
     """
 
-    paths: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MOST_PACKED)]
-    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_PACKED)]
+    paths: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PACKED)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PACKED)]
     shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
     cuts: Annotated[tuple[_Axis, ...], msgspec.Meta(max_length=64)]
     mesh: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)], ...], msgspec.Meta(max_length=64)]

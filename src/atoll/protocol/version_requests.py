@@ -24,17 +24,17 @@ import msgspec
 from atoll.decodable import decodable
 from atoll.errors import Status, invalid
 from atoll.ir.types import ArraySpec
-from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE, VersionArray
+from atoll.protocol.messages import MAX_PATH, MAX_PUBLISHED, MAX_STRUCTURE, VersionArray
 from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.arrays\0"
 
 READER_OF_RUN = -1
-MOST_LAUNCH_ID = (1 << 31) - 1  # the largest number that a run can pass
+MAX_LAUNCH_ID = (1 << 31) - 1  # the largest number that a run can pass
 
 _Name = Annotated[str, msgspec.Meta(max_length=300)]
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
-_Path = Annotated[str, msgspec.Meta(max_length=MOST_PATH)]
+_Path = Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -43,8 +43,8 @@ class PublishArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     name: _Name
     keep: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
-    paths: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=MOST_PUBLISHED)]
-    structure: Annotated[bytes, msgspec.Meta(max_length=MOST_STRUCTURE)] = b""
+    paths: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=MAX_PUBLISHED)]
+    structure: Annotated[bytes, msgspec.Meta(max_length=MAX_STRUCTURE)] = b""
     replicas: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
     on_disk: bool = False
 
@@ -92,8 +92,8 @@ class ReadArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="r
     subscriber.
     """
 
-    targets: Annotated[tuple[ArraySpec, ...], msgspec.Meta(min_length=1, max_length=MOST_PUBLISHED)]
-    first: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PUBLISHED)] = 0
+    targets: Annotated[tuple[ArraySpec, ...], msgspec.Meta(min_length=1, max_length=MAX_PUBLISHED)]
+    first: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PUBLISHED)] = 0
     is_original: bool = False
     reader: _Number = READER_OF_RUN
 

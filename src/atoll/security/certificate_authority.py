@@ -28,7 +28,7 @@ _AUTHORITY_SECONDS = 20 * 365 * 24 * 3600.0
 # A clock may be set back, by any amount, after a certificate was issued. The operator must be able to stop the cluster.
 _VALID_FROM = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW_SECONDS = 3600.0  # certificates for browsers, which limit their duration, are valid from this long ago
-_MOST_NAME = 64  # characters of a common name
+_MAX_NAME = 64  # characters of a common name
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -210,7 +210,7 @@ def _now() -> datetime:
 
 
 def _named(name: str) -> x509.Name:
-    printable = "".join(each if each.isprintable() else "?" for each in name)[:_MOST_NAME] or "Atoll"
+    printable = "".join(each if each.isprintable() else "?" for each in name)[:_MAX_NAME] or "Atoll"
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, printable)])
 
 

@@ -40,10 +40,10 @@ from atoll.wire.tls.tls_errors import explained
 _log = logging.getLogger(__name__)
 
 ENROLL_SECONDS = 10.0
-_MOST_BYTES = 64 * 1024  # per message
+_MAX_BYTES = 64 * 1024  # per message
 _RENEWED_AFTER = 2 / 3  # of a certificate's validity
 _RETRY_SECONDS = 5.0
-_MOST_RETRY_SECONDS = 600.0  # while a controller refuses an expired certificate's process, as after a change of tokens
+_MAX_RETRY_SECONDS = 600.0  # while a controller refuses an expired certificate's process, as after a change of tokens
 _CHECK_SECONDS = 60.0  # between looks at the wall clock
 _CONTROLLER_NAME = "the controller"
 _SHOWN = 16  # digits of a fingerprint
@@ -281,7 +281,7 @@ def _ask(
         with tls:
             body = msgspec.msgpack.encode(question)
             tls.sendall(frame_header(len(body)) + body)
-            length = frame_length(_exactly(tls, HEADER_BYTES, deadline), _MOST_BYTES)
+            length = frame_length(_exactly(tls, HEADER_BYTES, deadline), _MAX_BYTES)
             reply: ToJoiner = msgspec.msgpack.decode(_exactly(tls, length, deadline), type=decodable(ToJoiner))
             return reply
     except EOFError:
@@ -348,7 +348,7 @@ class Renewal:
         self._thread.start()
 
     def _run(self, due: _Due) -> None:
-        refusals = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
+        refusals = Retry(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         while not self._is_closing:
             is_asked = self._wake.wait(min(_CHECK_SECONDS, due.left)) and self._identity.has_expired
             self._wake.clear()

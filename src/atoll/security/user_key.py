@@ -19,7 +19,7 @@ from atoll.cluster.environment_variables import KEY_FILE
 from atoll.errors import AccessError
 
 _BYTES = 32
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 def user_key(purpose: str) -> bytes:
@@ -38,7 +38,7 @@ def _read(path: Path) -> bytes:
                 write_atomically(path, secrets.token_bytes(_BYTES), durable=True, replace=False)
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
-            key = file.read(_MOST_BYTES)
+            key = file.read(_MAX_BYTES)
     except OSError as error:
         raise AccessError(
             f"cannot read or create the key file {path}: {error.strerror}; set {KEY_FILE.variable} to another file"

@@ -16,8 +16,8 @@ import msgspec
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall
 
-MOST_CALLS = 20_000  # the recorder keeps the last calls
-_MOST_LETTERS = 100
+MAX_CALLS = 20_000  # the recorder keeps the last calls
+_MAX_LETTERS = 100
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class CallRecorder:
         self._on_change = on_change
         self._until = 0
         self._is_recording = False
-        self._calls: deque[_Call] = deque(maxlen=MOST_CALLS)
+        self._calls: deque[_Call] = deque(maxlen=MAX_CALLS)
         self._open: dict[int, _Call] = {}  # calls without an answer, by the client's number
         self._early: dict[int, int] = {}  # answer times of requests that are still being handled
         self._held: _Call | None = None  # the entry of the current pause of the client
@@ -63,7 +63,7 @@ class CallRecorder:
             for each in self._calls
         ]
         content = msgspec.msgpack.encode(calls)
-        while len(content) > m.MOST_CALL_BYTES:
+        while len(content) > m.MAX_CALL_BYTES:
             calls = calls[len(calls) // 2 :]
             content = msgspec.msgpack.encode(calls)
         return content
@@ -95,7 +95,7 @@ class CallRecorder:
 
     def handled(self, number: int, kind: str, name: str, received: int, nbytes: int = 0) -> None:
         """Note that request `number`, taken at `received`, has been handled, and possibly answered."""
-        call = _Call(kind, name[:_MOST_LETTERS], received, self.now(), self._early.get(number, 0), nbytes)
+        call = _Call(kind, name[:_MAX_LETTERS], received, self.now(), self._early.get(number, 0), nbytes)
         self._calls.append(call)
         if not call.answered:
             self._open[number] = call

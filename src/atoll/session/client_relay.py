@@ -55,8 +55,8 @@ from atoll.wire.address import Address
 _log = logging.getLogger(__name__)
 
 _NOTICE_BYTES = 4096  # of a notice that the loop's thread writes to the socket
-_MOST_ARRIVING = 1024  # writes of which only a part has arrived
-_MOST_READS = 256  # reads without a launch, for which there is another way
+_MAX_ARRIVING = 1024  # writes of which only a part has arrived
+_MAX_READS = 256  # reads without a launch, for which there is another way
 
 
 # Parts of writes that have arrived and their bytes, by write.
@@ -223,7 +223,7 @@ class ClientRelay:
         if not self.is_local or not self._cluster.read_directly(device, wanted):
             return False
         self._otherwise[wanted.feed] = otherwise
-        if len(self._otherwise) > _MOST_READS:  # the host has sent the contents of the oldest one, as a rule
+        if len(self._otherwise) > _MAX_READS:  # the host has sent the contents of the oldest one, as a rule
             del self._otherwise[next(iter(self._otherwise))]
         return True
 
@@ -272,7 +272,7 @@ class ClientRelay:
         if part.nbytes:
             parts.append(bytes(part))
         if more:
-            if len(arriving) < _MOST_ARRIVING:
+            if len(arriving) < _MAX_ARRIVING:
                 arriving[write] = parts, held + part.nbytes
             return
         self._on_loop(self.writes.arrived, write, parts)

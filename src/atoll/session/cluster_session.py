@@ -373,8 +373,8 @@ class ClusterSession:
         is_original: bool = False,
     ) -> None:
         """Make arrays of an open version from number `first` on, with these types and handles: see `m.ReadVersion`."""
-        for start in range(0, len(targets), m.MOST_READ):
-            part = slice(start, start + m.MOST_READ)
+        for start in range(0, len(targets), m.MAX_READ):
+            part = slice(start, start + m.MAX_READ)
             self.send(m.ReadVersion(reader, first + start, tuple(targets[part]), tuple(results[part]), is_original))
 
     # ---- data
@@ -488,9 +488,9 @@ class ClusterSession:
     def _hosts_failed(self, hosts: tuple[int, ...]) -> None:
         """Close the channels to failed hosts and acknowledge the failure, for which the controller waits."""
         self._away.hosts_failed(hosts)
-        again = self._channels.disconnect(hosts)[-m.MOST_FEEDS_NAMED :]
+        again = self._channels.disconnect(hosts)[-m.MAX_FEEDS_NAMED :]
         self.downloads.hosts_failed(hosts)
-        unsent = sorted(self._unsent)[: m.MOST_FEEDS_NAMED]
+        unsent = sorted(self._unsent)[: m.MAX_FEEDS_NAMED]
         self.send(m.FailureAcknowledged(hosts, tuple(again), tuple(unsent)))
         self._on_hosts_lost()
 
@@ -558,7 +558,7 @@ class ClusterSession:
                 self._resume()
             case m.ReportHandles(check=check):
                 held = self._held()
-                is_short = held is not None and len(held) <= m.MOST_HANDLES_REPORTED
+                is_short = held is not None and len(held) <= m.MAX_HANDLES_REPORTED
                 self.send(m.HandlesReported(check, held if is_short else None))
             case m.Late(text=text):
                 _log.warning("%s", text)

@@ -9,7 +9,7 @@ from atoll.protocol import messages as m
 from atoll.session.session_interfaces import ControlConnection
 
 SECONDS = 1e-3
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 
 # Calls a function after a number of seconds, on the session's thread.
 Later = Callable[[float, Callable[[], None]], object]
@@ -52,12 +52,12 @@ class Outgoing:
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""
-        if delete or len(handles) > _MOST_WAITING:
+        if delete or len(handles) > _MAX_WAITING:
             for first in range(0, len(handles), m.MAX_HANDLES):
                 self.send(m.Release(tuple(handles[first : first + m.MAX_HANDLES]), delete))
             return
         self._released += handles
-        if self._later is None or len(self._released) >= _MOST_WAITING:
+        if self._later is None or len(self._released) >= _MAX_WAITING:
             self._flush()
         elif not self._is_timed:
             self._is_timed = True

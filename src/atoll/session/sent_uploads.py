@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.protocol.messages import MOST_FEEDS_NAMED
+from atoll.protocol.messages import MAX_FEEDS_NAMED
 from atoll.transfers.transfer_engine import Contents
 
 KEPT_BYTES = 64 << 20
@@ -21,13 +21,13 @@ class SentUploads:
     """The latest uploads for launches, by host and feed. If a host fails before it has used one, it is sent again.
 
     No message tells a proxy that a host has used an upload. So a session keeps uploads until none of its launches is in
-    flight: the latest `most` uploads that fit into `most_bytes`, since the acknowledgement of a loss cannot name more
-    feeds. An upload that is larger than `most_bytes` is kept until its host has received it.
+    flight: the latest `limit` uploads that fit into `max_bytes`, since the acknowledgement of a loss cannot name more
+    feeds. An upload that is larger than `max_bytes` is kept until its host has received it.
     """
 
-    def __init__(self, most_bytes: int = KEPT_BYTES, most: int = MOST_FEEDS_NAMED) -> None:
-        self._most_bytes = most_bytes
-        self._most = most
+    def __init__(self, max_bytes: int = KEPT_BYTES, limit: int = MAX_FEEDS_NAMED) -> None:
+        self._max_bytes = max_bytes
+        self._limit = limit
         self._nbytes = 0
         self._uploads: dict[tuple[int, int], Upload] = {}
         self._large: dict[tuple[int, int], Upload] = {}
@@ -41,12 +41,12 @@ class SentUploads:
         uploads = self._uploads
         uploads[host, feed] = upload
         self._nbytes += nbytes
-        while self._nbytes > self._most_bytes or len(uploads) > self._most:
+        while self._nbytes > self._max_bytes or len(uploads) > self._limit:
             self._nbytes -= uploads.pop(next(iter(uploads))).contents.nbytes
 
     def is_large(self, nbytes: int) -> bool:
         """Return whether an upload of so many bytes is kept only while it is being sent."""
-        return nbytes > self._most_bytes
+        return nbytes > self._max_bytes
 
     def landed(self, host: int, feed: int) -> None:
         """Drop a large upload, because its host has received it."""

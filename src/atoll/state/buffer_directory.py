@@ -135,7 +135,7 @@ class Entry(msgspec.Struct, StateMachine[BufferState], eq=False):
 
 
 # Arrays that the waits of a session wait for. An array counts once for each wait.
-MOST_AWAITED = 1 << 18
+MAX_AWAITED = 1 << 18
 
 # Placeholder for a value of a launch whose entry is not made yet, or not at all, or was dropped.
 NO_ENTRY = Entry((), 0)
@@ -273,7 +273,7 @@ class Directory:
                 pending.append(entry)
         if not pending:
             return status
-        if self.awaited + len(pending) > MOST_AWAITED:
+        if self.awaited + len(pending) > MAX_AWAITED:
             return Status(Code.RESOURCE_EXHAUSTED, f"the waits of this session are for {self.awaited} arrays already")
         self.awaited += len(pending)
         self.waits[number] = _Wait(len(pending), status)

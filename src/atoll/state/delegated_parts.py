@@ -36,13 +36,13 @@ class PartMemory:
     """The memory that a part needs on devices in addition to its arguments, in bytes.
 
     Attributes:
-      most: at most.
+      peak: at most.
       head: at most, while its first calls run.
       tail: when its last gangs have started.
       left: at its end.
     """
 
-    most: dict[HostDevice, int]
+    peak: dict[HostDevice, int]
     head: dict[HostDevice, int]
     tail: dict[HostDevice, int]
     left: dict[HostDevice, int]
@@ -50,10 +50,10 @@ class PartMemory:
     def behind(self, before: PartMemory) -> MemoryRequirement:
         """Return the memory that a run needs in addition to that of the run `before` it, which is about to end."""
         found = {}
-        for device in sorted({*self.most, *before.tail}):
-            has = before.most.get(device, 0)
+        for device in sorted({*self.peak, *before.tail}):
+            has = before.peak.get(device, 0)
             together = before.tail.get(device, 0) + self.head.get(device, 0)
-            after = before.left.get(device, 0) + self.most.get(device, 0)
+            after = before.left.get(device, 0) + self.peak.get(device, 0)
             if max(together, after) > has:
                 found[device] = max(together, after) - has
         return tuple(found.items())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # Transfers that are remembered per host since its last computation. Time that overlaps older ones is charged twice.
-_MOST_MOVES = 64
+_MAX_MOVES = 64
 
 
 class _Move(NamedTuple):
@@ -104,7 +104,7 @@ class DeviceClocks:
         if began >= ended:
             return 0
         host.moves.append(_Move(started, began, ended, its))
-        if len(host.moves) > _MOST_MOVES:
+        if len(host.moves) > _MAX_MOVES:
             del host.moves[0]
         return ended - began
 

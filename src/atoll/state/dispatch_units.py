@@ -15,11 +15,11 @@ from atoll.state.gang_specs import DurationEstimate, GangSpec
 
 # Limits of a unit: its expected duration, and its nodes.
 UNIT_NS = 4_000_000
-MOST_SEGMENTS = 12
+MAX_SEGMENTS = 12
 # Launches before a program's units are formed again. The number doubles each time.
 _FIRST_LOOK = 4
 # Runs from which the duration of a node is known. The first run often takes longer.
-_LEAST_RUNS = 2
+_MIN_RUNS = 2
 
 # The gangs of a dispatch unit, one per island: either those of one node, or one gang of several nodes on one island.
 Unit = tuple[GangSpec, ...]
@@ -126,13 +126,13 @@ def _is_plain(gang: GangSpec) -> bool:
 
 
 def _is_known(gang: GangSpec) -> bool:
-    return gang.duration_estimate.runs >= _LEAST_RUNS
+    return gang.duration_estimate.runs >= _MIN_RUNS
 
 
 def _fits(unit: Sequence[GangSpec], gang: GangSpec) -> bool:
     last = unit[-1]
     return (
-        len(unit) < MOST_SEGMENTS
+        len(unit) < MAX_SEGMENTS
         and (gang.island, gang.hosts) == (last.island, last.hosts)
         and sum(each.duration_estimate.nanoseconds for each in unit) + gang.duration_estimate.nanoseconds <= UNIT_NS
     )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from atoll.cluster.resources import Host
-from atoll.cluster.usage.usage_records import MOST_ESTIMATES, Estimate, Expected
+from atoll.cluster.usage.usage_records import MAX_ESTIMATES, Estimate, Expected
 from atoll.ir.steps import Steps
 from atoll.state.gang_specs import FIRST_RUNS, DurationEstimate, GangSpec
 from atoll.state.programs import RegisteredProgram
@@ -18,9 +18,9 @@ from atoll.state.session import Session
 from atoll.state.tenants import Tenant
 
 # Runs from which an estimate is kept. The first run often takes longer.
-_LEAST_RUNS = 2
+_MIN_RUNS = 2
 # An estimate is saved again if it has changed by more than a fifth.
-_LEAST_CHANGE = 5
+_MIN_CHANGE = 5
 _SAVE_SECONDS = 10.0
 
 GangsByKey = dict[str, list[GangSpec]]
@@ -90,7 +90,7 @@ class Estimates:
         changed = []
         for key, each in self._known.items():
             saved = self._saved.get(key)
-            if saved is None or abs(each.nanoseconds - saved) * _LEAST_CHANGE > saved:
+            if saved is None or abs(each.nanoseconds - saved) * _MIN_CHANGE > saved:
                 changed.append(each)
                 self._saved[key] = each.nanoseconds
         return tuple(changed)
@@ -106,14 +106,14 @@ class Estimates:
     def _keep(self, key: str) -> None:
         """Copy the live estimate of a key to the known ones, if it is based on enough runs."""
         known = self._live[key]
-        if known.runs >= _LEAST_RUNS:
+        if known.runs >= _MIN_RUNS:
             self._store(Estimate(key, known.nanoseconds, known.runs))
 
     def _store(self, estimate: Estimate) -> None:
         known = self._known
         known.pop(estimate.key, None)
         known[estimate.key] = estimate
-        if len(known) > MOST_ESTIMATES:
+        if len(known) > MAX_ESTIMATES:
             oldest = next(iter(known))
             del known[oldest]
             self._saved.pop(oldest, None)

@@ -9,9 +9,9 @@ BUSY_NS = 8_000_000
 # Expected duration of a gang that has never run. Three of these reach `BUSY_NS`.
 NEW_NS = 2_700_000
 # Gangs in flight whatever their durations: one runs, one is enqueued behind it, and one is on its way.
-_LEAST = 3
+_MIN = 3
 # Two are enough for long gangs, whose ends are known long before the next one ends. Other sessions wait less then.
-_LEAST_OF_LONG = 2
+_MIN_OF_LONG = 2
 _LONG_NS = 8_000_000
 
 
@@ -26,15 +26,15 @@ class HostWindow:
     @property
     def least(self) -> int:
         """The number of gangs that may be in flight, however long they take."""
-        return _LEAST_OF_LONG if self.busy_ns >= _LEAST_OF_LONG * _LONG_NS else _LEAST
+        return _MIN_OF_LONG if self.busy_ns >= _MIN_OF_LONG * _LONG_NS else _MIN
 
-    def is_busy(self, most_ns: int = BUSY_NS) -> bool:
+    def is_busy(self, max_ns: int = BUSY_NS) -> bool:
         """Return whether the gangs in flight keep the host busy, so that another one would only wait there."""
-        return self.busy_ns >= most_ns and self.in_flight >= self.least
+        return self.busy_ns >= max_ns and self.in_flight >= self.least
 
-    def has_room_again(self, window: int, most_ns: int) -> bool:
+    def has_room_again(self, window: int, max_ns: int) -> bool:
         """Return whether a host that was full takes gangs again: half of its window is free, or too few are left."""
-        return self.in_flight < self.least or (self.in_flight <= window // 2 and self.busy_ns <= most_ns // 2)
+        return self.in_flight < self.least or (self.in_flight <= window // 2 and self.busy_ns <= max_ns // 2)
 
     def start(self, weight: int, nanoseconds: int) -> None:
         """Count a gang with this weight and expected duration."""

@@ -19,7 +19,7 @@ from atoll.state.grouped_counts import GroupedCounts
 from atoll.state.usage import Account
 
 # Requirements for which the groups of devices are remembered. Each program has a few.
-_MOST_KNOWN = 4096
+_MAX_KNOWN = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -265,7 +265,7 @@ class MemoryLedger:
             for nbytes, groups in sizes.items()
             for group in groups
         )
-        if self._version != self._groups.version or len(self._known) >= _MOST_KNOWN:
+        if self._version != self._groups.version or len(self._known) >= _MAX_KNOWN:
             self._version = self._groups.version
             self._known.clear()
         self._known[id(requirement)] = requirement, parts

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.state.tenants import Tenant
 
-MOST_CRASHES = 3  # within `SPAN_SECONDS` suspend the tenant
+MAX_CRASHES = 3  # within `SPAN_SECONDS` suspend the tenant
 SPAN_SECONDS = 60.0
 FIRST_SUSPENSION_SECONDS = 30.0  # doubles each time
 LONGEST_SUSPENSION_SECONDS = 3600.0
@@ -47,7 +47,7 @@ class Offenses:
         crashes.append((now, count))
         while crashes[0][0] < now - SPAN_SECONDS:
             crashes.popleft()
-        if now < self.until or sum(each for _, each in crashes) < MOST_CRASHES - _TOLERANCE:
+        if now < self.until or sum(each for _, each in crashes) < MAX_CRASHES - _TOLERANCE:
             return False
         crashes.clear()
         if self._suspensions and now > self.until + FORGET_SECONDS:
@@ -139,7 +139,7 @@ class TenantOffenses:
         return failure(
             Code.RESOURCE_EXHAUSTED,
             f"tenant {tenant.name} cannot {action} for another {math.ceil(offenses.until - now)} s: "
-            f"{cause} {MOST_CRASHES} times within {SPAN_SECONDS:.0f} s",
+            f"{cause} {MAX_CRASHES} times within {SPAN_SECONDS:.0f} s",
             Details(Kind.REFUSED, retriable=True),
         )
 

@@ -31,7 +31,7 @@ MAX_PLAN_BYTES = 48 << 20
 # A launch's message has a number of up to this size for each feed of the client.
 _FEED_BYTES = 9
 # Bytes of all arrays that one launch makes.
-MOST_PROGRAM_BYTES = 1 << 56
+MAX_PROGRAM_BYTES = 1 << 56
 # Plans from this size on are sent to hosts in pieces, and launches wait until they have arrived.
 LARGE_PLAN_BYTES = 64 << 10
 # At most 15: a MessagePack array of so few items has a header of one byte.
@@ -145,8 +145,8 @@ def _values(
         if position is None:
             inner.append(value)
         yield
-    if made_bytes > MOST_PROGRAM_BYTES:
-        raise invalid(f"program {program.name!r} makes arrays of {made_bytes} bytes, and may make {MOST_PROGRAM_BYTES}")
+    if made_bytes > MAX_PROGRAM_BYTES:
+        raise invalid(f"program {program.name!r} makes arrays of {made_bytes} bytes, and may make {MAX_PROGRAM_BYTES}")
     return values, inner
 
 

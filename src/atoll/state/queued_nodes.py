@@ -21,7 +21,7 @@ Payload = TypeVar("Payload")
 UNKNOWN_NS = 200_000
 
 # Number of reasons to wait that a queued node records; the last one also stands for those that follow.
-MOST_REASONS = 16
+MAX_REASONS = 16
 
 # The tenant of nodes in virtual time and in tests.
 NOBODY = Tenant(DEFAULT_TENANT)
@@ -120,7 +120,7 @@ class QueuedNode(msgspec.Struct, Generic[Payload], eq=False):
         if now > self.since:
             if self.waited is None:
                 self.waited = []
-            if len(self.waited) < MOST_REASONS:
+            if len(self.waited) < MAX_REASONS:
                 self.waited.append((self.reason, now - self.since))
             else:
                 last, seconds = self.waited[-1]
@@ -245,7 +245,7 @@ class Step(NamedTuple):
 def story(gang: Gang[Payload]) -> list[Step]:
     """Return the transitions of a gang, from its launch on, without its end.
 
-    The first reasons to wait are recorded one by one, and the last of `MOST_REASONS` stands for those that followed.
+    The first reasons to wait are recorded one by one, and the last of `MAX_REASONS` stands for those that followed.
     """
     node = gang.node
     waits = [*(node.waited or ()), (node.reason, 0.0)]

@@ -20,7 +20,7 @@ from atoll.state.tenants import Tenant, Tenants
 # Capacities of the buckets, as the time that an empty one takes to fill: for launches and uploads; for compilations.
 BURST_SECONDS = 10.0
 COMPILE_BURST_MINUTES = 10.0
-_MOST_AT_ONCE = 64  # delayed launches of a tenant that may compete for devices after one event
+_MAX_AT_ONCE = 64  # delayed launches of a tenant that may compete for devices after one event
 
 
 @dataclass(slots=True)
@@ -103,8 +103,8 @@ class Rates:
         return True
 
     def due(self, now: float) -> Iterator[QueuedNode[GangRun]]:
-        """Take the delayed nodes that may compete for devices now, at most `_MOST_AT_ONCE`."""
-        for _ in range(min(len(self.delayed), _MOST_AT_ONCE)):
+        """Take the delayed nodes that may compete for devices now, at most `_MAX_AT_ONCE`."""
+        for _ in range(min(len(self.delayed), _MAX_AT_ONCE)):
             if self.delayed[0].is_pending:
                 if self._has_debt(now) and self._has_others():
                     return

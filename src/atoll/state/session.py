@@ -28,7 +28,7 @@ from atoll.state.session_states import SessionState
 from atoll.state.tallies import ROW_TRANSFERS, Tally
 from atoll.state.tenants import Tenant
 
-MOST_ERROR = 300  # characters of a session's last error
+MAX_ERROR = 300  # characters of a session's last error
 
 Key = tuple[int, int]  # (host, feed)
 Waiter = TypeVar("Waiter")
@@ -269,7 +269,7 @@ class Session(StateMachine[SessionState]):
     leaves_islands: bool = False  # the client leaves islands itself when they are drained
     has_errors: bool = False  # some buffer stands for an error
     error_bytes: int = 0  # of the errors that its client has made
-    last_error: str = ""  # message of the last failed launch or lost array, shortened to `MOST_ERROR`
+    last_error: str = ""  # message of the last failed launch or lost array, shortened to `MAX_ERROR`
     has_spilled: bool = False  # some buffer may be spilled
     state: SessionState = SessionState.RUNNING
     is_on_disk: bool = False  # while it is suspended, its arrays are in files; otherwise, in the memory of hosts
@@ -354,7 +354,7 @@ class Session(StateMachine[SessionState]):
     def note_error(self, error: Status) -> None:
         """Note that a launch has failed, or that arrays are lost: some buffers stand for this error."""
         self.has_errors = True
-        self.last_error = error.message[:MOST_ERROR]
+        self.last_error = error.message[:MAX_ERROR]
 
     def launch_ended(self, credits: int) -> None:
         self.in_flight -= 1

@@ -16,7 +16,7 @@ from atoll.state.session import Session
 # At most this many items of a collection are released at once.
 SMALL_ITEMS = 64
 # Characters of a bug's traceback.
-_MOST_TRACE = 16_384
+_MAX_TRACE = 16_384
 # Discarded items per step of a flush.
 _DISCARDED_PER_STEP = 8
 
@@ -46,7 +46,7 @@ class Bug(NamedTuple):
     def of(cls, error: BaseException, message: Any = None) -> Bug:
         cause = error.__cause__ or error
         name = "" if message is None else f"{type(message).__name__}: "
-        return cls(f"{name}{described(cause)}", "".join(traceback.format_exception(cause))[-_MOST_TRACE:])
+        return cls(f"{name}{described(cause)}", "".join(traceback.format_exception(cause))[-_MAX_TRACE:])
 
 
 class Turns(Generic[_Item]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
-from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
+from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MAX_TENANTS, TenantRole, TenantSettings
 from atoll.errors import Code, Details, Kind, Status, StatusError, failure, invalid, not_found
 from atoll.state.memory_ledger import MemoryLedger
 
@@ -146,8 +146,8 @@ class Tenants:
                 'the page "Sharing")'
             )
         if tenant is None:
-            if len(self.by_name) >= MOST_TENANTS:
-                raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster cannot have more than {MOST_TENANTS} tenants")
+            if len(self.by_name) >= MAX_TENANTS:
+                raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster cannot have more than {MAX_TENANTS} tenants")
             tenant = self.by_name[settings.name] = _one_of_several(settings)
         else:
             tenant.settings = settings

@@ -17,9 +17,9 @@ DRIFT = 1e-4
 # The round trips of this period are stored as one: their intersection.
 PERIOD_NS = 4_000_000_000
 # Stored round trips per clock. Older ones are sparser.
-MOST_SAMPLES = 64
+MAX_SAMPLES = 64
 # Longer round trips are ignored.
-_MOST_SECONDS = 60.0
+_MAX_SECONDS = 60.0
 # Offsets are interpolated between times that are 2**27 ns (0.13 s) apart.
 _GRID_BITS = 27
 _GRID_MASK = (1 << _GRID_BITS) - 1
@@ -56,7 +56,7 @@ class Clock:
         this cannot be the same clock as before. For example, the clock of a virtual machine stops while the machine is
         suspended.
         """
-        if not 0 <= received - sent < _MOST_SECONDS:  # also true for NaN
+        if not 0 <= received - sent < _MAX_SECONDS:  # also true for NaN
             return True
         kept = self._kept
         low, high = int(sent * 1e9) - read, int(received * 1e9) - read + 1
@@ -77,8 +77,8 @@ class Clock:
             return True
         self._period = read
         self._kept.append(trip)
-        if len(self._kept) > MOST_SAMPLES:
-            half = MOST_SAMPLES // 2
+        if len(self._kept) > MAX_SAMPLES:
+            half = MAX_SAMPLES // 2
             self._kept[:half] = self._kept[:half:2]
         return True
 
@@ -112,7 +112,7 @@ def offsets(clock: Clock, seconds: float) -> tuple[tuple[tuple[int, int], ...], 
     latest = clock.read
     if latest is None:
         return (), -1
-    step = max(1 << _GRID_BITS, int(1e9 * seconds) // MOST_SAMPLES)
+    step = max(1 << _GRID_BITS, int(1e9 * seconds) // MAX_SAMPLES)
     times = range(latest - int(1e9 * seconds) - step, latest + 2 * step, step)
     table = [(at, *clock.offset(at)) for at in times]
     return tuple((at, offset) for at, offset, _ in table), max(error for *_, error in table) + int(DRIFT * step)

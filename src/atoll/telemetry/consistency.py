@@ -25,7 +25,7 @@ from atoll.state.session import GangRun, Session
 from atoll.telemetry.report import ReportSource
 
 CHECK_SECONDS = 5.0  # for all hosts and proxies to answer
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 def contradictions(controller: ReportSource) -> list[str]:
@@ -234,5 +234,5 @@ def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[
 
 
 def _list_handles(handles: set[int]) -> str:
-    some = ", ".join(map(str, sorted(handles)[:_MOST_NAMED]))
-    return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MOST_NAMED else ''})"
+    some = ", ".join(map(str, sorted(handles)[:_MAX_NAMED]))
+    return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MAX_NAMED else ''})"

@@ -9,7 +9,7 @@ from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, Is
 from atoll.errors import Status
 from atoll.telemetry.snapshot import Event
 
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 
 # The kinds of events, which are also the values of the metrics' label `kind`.
 ISLAND_KINDS = ("ready", "failed", "back", "removed", "drained")
@@ -39,12 +39,12 @@ class History:
     `log(event)` is called with each event.
     """
 
-    def __init__(self, clock: Callable[[], float], log: Callable[[Event], None], most: int = MOST_EVENTS) -> None:
+    def __init__(self, clock: Callable[[], float], log: Callable[[Event], None], limit: int = MAX_EVENTS) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()  # per kind and island; -1 for no island
         self.working_since: dict[int, float] = {}  # by island: when all of its hosts had joined, in the clock's seconds
         self._clock = clock
         self._log = log
-        self._events: deque[Event] = deque(maxlen=most)
+        self._events: deque[Event] = deque(maxlen=limit)
         self._next = 1
 
     def subscribe(self, lifecycle: Lifecycle) -> None:

@@ -63,8 +63,8 @@ from atoll.telemetry.snapshot import (
 )
 
 # Per report.
-MOST_WAITS = 200  # the oldest are kept
-MOST_VERSIONS = 500  # of published arrays; the newest are kept
+MAX_WAITS = 200  # the oldest are kept
+MAX_VERSIONS = 500  # of published arrays; the newest are kept
 
 
 class Engine(Protocol):
@@ -338,7 +338,7 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
         for each in controller.named_arrays.versions()
         if viewer is None or may_read(viewer.settings, each.tenant, each.name)
     ]
-    newest = heapq.nlargest(MOST_VERSIONS, found, key=lambda each: each.seconds)
+    newest = heapq.nlargest(MAX_VERSIONS, found, key=lambda each: each.seconds)
     island_of = controller.resources.topology.island_of_device
     return tuple(
         VersionSnapshot(
@@ -429,7 +429,7 @@ def _histogram(histogram: Histogram) -> HistogramView:
 
 def _waits(controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]]) -> tuple[WaitSnapshot, ...]:
     each_wait = [(island, wait) for island, some in waits.items() for wait in some]
-    oldest = sorted(each_wait, key=lambda each: round(each[1].first.run.launch.seconds, 3))[:MOST_WAITS]
+    oldest = sorted(each_wait, key=lambda each: round(each[1].first.run.launch.seconds, 3))[:MAX_WAITS]
     rows = []
     for island, wait in oldest:
         launch = wait.first.run.launch
@@ -460,7 +460,7 @@ def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[
         for subject, seconds in controller.watchdog.owed(now)
         if subject.session in sessions and viewer in (None, sessions[subject.session].tenant)
     ]
-    return tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_WAITS])
+    return tuple(sorted(rows, key=lambda row: -row.seconds)[:MAX_WAITS])
 
 
 def _ahead(
@@ -481,7 +481,7 @@ def _ahead(
             other=each.other if viewer is None or is_visible(each.other) else 0,
             text=each.text if viewer is None or is_visible(each.other) else each.public_text,
         )
-        for each in islice(found, MOST_WAITS)
+        for each in islice(found, MAX_WAITS)
     )
 
 

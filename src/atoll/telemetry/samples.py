@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MOST_SAMPLES = 240
+MAX_SAMPLES = 240
 _GAP_SECONDS = 1.0
 
 
@@ -47,10 +47,10 @@ class Sample:
 
 
 class Samples:
-    """At most `most` samples, oldest first. When more are added, neighbors are merged, so old samples are coarser."""
+    """At most `limit` samples, oldest first. When more are added, neighbors are merged, so old samples are coarser."""
 
-    def __init__(self, most: int = MOST_SAMPLES) -> None:
-        self._most = most
+    def __init__(self, limit: int = MAX_SAMPLES) -> None:
+        self._limit = limit
         self._samples: list[Sample] = []
 
     def __iter__(self) -> Iterator[Sample]:
@@ -70,8 +70,8 @@ class Samples:
 
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)
-        if len(self._samples) > self._most:
-            self._samples = _halved(self._samples)[-self._most :]
+        if len(self._samples) > self._limit:
+            self._samples = _halved(self._samples)[-self._limit :]
 
 
 def _halved(samples: list[Sample]) -> list[Sample]:

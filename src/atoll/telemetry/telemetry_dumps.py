@@ -19,7 +19,7 @@ from atoll.telemetry.consistency import Checks, _Check
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.snapshot import Event
-from atoll.telemetry.trace import MOST_SPANS_KEPT, Trace, _Clocks, _GangEnds, _RunEnds, _Skip
+from atoll.telemetry.trace import MAX_SPANS_KEPT, Trace, _Clocks, _GangEnds, _RunEnds, _Skip
 from atoll.telemetry.trace_requests import Tracing, _Answer, _Recording
 
 
@@ -113,12 +113,12 @@ EndsForm = Annotated[
 
 
 def last_ends(trace: Trace) -> deque[_GangEnds | _RunEnds]:
-    """Return the last `MOST_SPANS_KEPT` spans: all of them would take three quarters of a dump."""
+    """Return the last `MAX_SPANS_KEPT` spans: all of them would take three quarters of a dump."""
     found: deque[_GangEnds | _RunEnds] = deque()
     count = 0
     for each in reversed(trace._ends):
         count += each.count
-        if count > MOST_SPANS_KEPT:
+        if count > MAX_SPANS_KEPT:
             break
         found.appendleft(each)
     return found

@@ -16,7 +16,7 @@ from atoll.protocol.spans import Span
 from atoll.telemetry.layout import laid_out
 
 WINDOW_SECONDS = 10.0
-MOST_BARS = 20_000  # per device
+MAX_BARS = 20_000  # per device
 # Bars of one session with a shorter pause between them are joined: a picture cannot show the pause.
 _PAUSE_SECONDS = 0.001
 # If the offset jumps by more than the window and this, another controller has answered.
@@ -48,7 +48,7 @@ class Row:
     island: int
     host: int
     ordinal: int
-    bars: deque[Bar] = field(default_factory=lambda: deque(maxlen=MOST_BARS))
+    bars: deque[Bar] = field(default_factory=lambda: deque(maxlen=MAX_BARS))
     free: int = 0
 
     def append(self, bar: Bar) -> None:

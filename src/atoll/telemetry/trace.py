@@ -29,16 +29,16 @@ from atoll.state.tallies import TRANSFERS
 from atoll.telemetry.clocks import Alignment, Clock
 from atoll.telemetry.layout import laid_out
 
-MOST_SPANS = 100_000
+MAX_SPANS = 100_000
 # In a snapshot of the controller. All spans would take three quarters of the snapshot.
-MOST_SPANS_KEPT = 10_000
+MAX_SPANS_KEPT = 10_000
 _TEXTS = {reason: reason.value for reason in Reason}  # messages have plain text
 # Spans per answer, and earlier spans, which may have kept devices busy when those of the answer were dispatched. Making
 # and laying out a span takes 8 us.
-MOST_ANSWERED = 64
+MAX_ANSWERED = 64
 _LOOK_BACK = 64
-_MOST_CLOCKS = 16  # per host, one after another
-_MOST_SKIPS = 64
+_MAX_CLOCKS = 16  # per host, one after another
+_MAX_SKIPS = 64
 _PAIRS = struct.Struct("<2q")
 
 
@@ -188,7 +188,7 @@ class _Clocks:
     def begin(self, position: int) -> None:
         self.since.append(position)
         self.clocks.append(Clock())
-        if len(self.since) > _MOST_CLOCKS:  # entries of the first clock then use the second
+        if len(self.since) > _MAX_CLOCKS:  # entries of the first clock then use the second
             del self.since[1], self.clocks[0]
 
 
@@ -225,11 +225,11 @@ class Trace:
     measured by this clock too.
     """
 
-    def __init__(self, most: int = MOST_SPANS) -> None:
+    def __init__(self, limit: int = MAX_SPANS) -> None:
         self._ends: deque[_GangEnds | _RunEnds] = deque()
         self._count = 0
         self._recorded = 0  # entries, including dropped ones
-        self._most = most
+        self._limit = limit
         self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # per host
         self._skips: list[_Skip] = []  # in order
 
@@ -237,7 +237,7 @@ class Trace:
         """Add time that the controller's clock did not count before the time `now`."""
         if seconds > 0:
             self._skips.append(_Skip(now, seconds + (self._skips[-1].seconds if self._skips else 0.0)))
-            if len(self._skips) > _MOST_SKIPS:  # earlier times are then as far behind as those after the second one
+            if len(self._skips) > _MAX_SKIPS:  # earlier times are then as far behind as those after the second one
                 self._skips[:2] = [_Skip(-math.inf, self._skips[1].seconds)]
 
     def _ahead(self, seconds: float) -> float:
@@ -308,7 +308,7 @@ class Trace:
     def _added(self, count: int) -> None:
         self._count += count
         self._recorded += 1
-        while self._count > self._most:
+        while self._count > self._limit:
             self._count -= self._ends.popleft().count
 
     def spans(self, since: int = 0) -> list[Span]:
@@ -317,11 +317,11 @@ class Trace:
 
     def since_position(self, position: int) -> tuple[list[Span], tuple[ClockError, ...]]:
         """Return all kept spans after `position`, ordered by host and end, and the errors of the hosts' clocks."""
-        spans, clocks, _ = self.page(position, self._most)
+        spans, clocks, _ = self.page(position, self._limit)
         return spans, clocks
 
-    def page(self, position: int, most: int = MOST_ANSWERED) -> tuple[list[Span], tuple[ClockError, ...], int]:
-        """Return at most `most` spans as `since_position` does, or those of one entry, and the position after them."""
+    def page(self, position: int, limit: int = MAX_ANSWERED) -> tuple[list[Span], tuple[ClockError, ...], int]:
+        """Return at most `limit` spans as `since_position` does, or those of one entry, and the position after them."""
         earlier, alignments = _Alignments(self._clocks), _Alignments(self._clocks)
         position = position if position <= self._recorded else 0
         first = self._recorded - len(self._ends)
@@ -334,7 +334,7 @@ class Trace:
         for number, each in enumerate(islice(self._ends, begin - first, None), begin):
             alignments.position = earlier.position = number
             if number >= position:
-                if count >= most:
+                if count >= limit:
                     end = number
                     break
                 count += each.count
@@ -355,8 +355,8 @@ class Trace:
                 return max(entries, 1)
         return index
 
-    def after(self, position: int, most: int) -> tuple[list[Span], int]:
-        """Return the newest `most` spans after `position` in the order of their recording, and the current position.
+    def after(self, position: int, limit: int) -> tuple[list[Span], int]:
+        """Return the newest `limit` spans after `position` in the order of their recording, and the current position.
 
         The spans run from dispatch to end, without waits, and use the current offsets of clocks. So the cost depends on
         the new spans, not on all kept ones. Begin with the position 0. A position of another controller counts as 0.
@@ -372,7 +372,7 @@ class Trace:
 
         found: list[Span] = []
         for each in islice(reversed(self._ends), new):
-            if len(found) >= most:
+            if len(found) >= limit:
                 break
             found.extend(each.bare_spans(offset))
         return found[::-1], self._recorded

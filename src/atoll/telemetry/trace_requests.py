@@ -20,13 +20,13 @@ from atoll.telemetry.clocks import Clock, offsets
 from atoll.telemetry.trace import Trace
 
 # A recording ends after this time if it is not fetched.
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 # Per tenant, and for all operators together. The oldest ends when one more begins.
-MOST_RECORDINGS = 16
-MOST_WATCHED = 2000  # spans per answer to a live view
-MOST_CALLS_BYTES = 32 << 20  # of the calls of all clients in a reply
+MAX_RECORDINGS = 16
+MAX_WATCHED = 2000  # spans per answer to a live view
+MAX_CALLS_BYTES = 32 << 20  # of the calls of all clients in a reply
 ANSWER_SECONDS = 2.0  # for proxies to send their recordings
-_MOST_NAMES = 10_000  # of sessions that have ended
+_MAX_NAMES = 10_000  # of sessions that have ended
 
 
 @dataclass
@@ -89,11 +89,11 @@ class Tracing:
     def begin(self, connection: int, request: m.RecordRequest, viewer: Tenant | None, now: float) -> None:
         """Begin a recording: proxies record from now on. The reply has its number and the trace's position."""
         own = [number for number, each in self._recordings.items() if each.viewer is viewer]
-        if len(own) >= MOST_RECORDINGS:
+        if len(own) >= MAX_RECORDINGS:
             self._stop(own[0])
         number = self._next
         self._next += 1
-        seconds = min(request.seconds, MOST_SECONDS) if request.seconds > 0 else MOST_SECONDS
+        seconds = min(request.seconds, MAX_SECONDS) if request.seconds > 0 else MAX_SECONDS
         self._recordings[number] = _Recording(viewer, now, now + seconds)
         self._start_recording(now)
         self._ping(now)
@@ -101,8 +101,8 @@ class Tracing:
 
     def answer(self, connection: int, request: m.TraceRequest, viewer: Tenant | None, now: float) -> None:
         """Send one reply, immediately unless the request includes the calls that proxies recorded."""
-        if request.most > 0:  # a live view
-            new, position = self._trace.after(max(0, request.after), min(request.most, MOST_WATCHED))
+        if request.limit > 0:  # a live view
+            new, position = self._trace.after(max(0, request.after), min(request.limit, MAX_WATCHED))
             self._outbox.send(
                 connection, m.TraceReply(msgspec.msgpack.encode(TraceRecord(self._visible(new, viewer))), position)
             )
@@ -131,12 +131,12 @@ class Tracing:
         if answer is None or session not in answer.awaited:
             return
         answer.awaited.discard(session)
-        if len(message.calls) > m.MOST_CALL_BYTES:
+        if len(message.calls) > m.MAX_CALL_BYTES:
             answer.missing.append(f"calls of the client of session {session}: too many bytes")
-        elif len(message.calls) + sum(len(each.calls) for each in answer.calls.values()) > MOST_CALLS_BYTES:
+        elif len(message.calls) + sum(len(each.calls) for each in answer.calls.values()) > MAX_CALLS_BYTES:
             answer.missing.append(
                 f"calls of the client of session {session}: those of other sessions fill the reply, which has at "
-                f"most {MOST_CALLS_BYTES >> 20} MiB; record for a shorter time"
+                f"most {MAX_CALLS_BYTES >> 20} MiB; record for a shorter time"
             )
         else:
             answer.calls[session] = SessionCalls(session, message.calls)
@@ -146,7 +146,7 @@ class Tracing:
         """Keep the session's name for a while, and stop waiting for its proxy."""
         number = session.number
         self._ended[number] = (session.tenant, _name(session))
-        if len(self._ended) > _MOST_NAMES:
+        if len(self._ended) > _MAX_NAMES:
             del self._ended[next(iter(self._ended))]
         for request, answer in list(self._answers.items()):
             if number in answer.awaited:

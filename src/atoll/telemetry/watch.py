@@ -30,8 +30,8 @@ class Source(Protocol):
     async def report(self) -> bytes:
         """Return the current report."""
 
-    async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
-        """Return the newest `most` spans after `position`, and the position for the next call. Begin with 0."""
+    async def spans(self, position: int, limit: int) -> tuple[list[Span], int]:
+        """Return the newest `limit` spans after `position`, and the position for the next call. Begin with 0."""
 
     async def usage(self, by: By, seconds: float) -> dict[str, Any]:
         """Return the usage of the last `seconds`, or of all time if 0; see `cluster.usage.usage_store`."""

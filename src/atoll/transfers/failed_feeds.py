@@ -9,13 +9,13 @@ from atoll.errors import Status
 
 
 class FailedFeeds:
-    """Failed feeds of one session: the latest `most` ranges of numbers, each with its reason.
+    """Failed feeds of one session: the latest `limit` ranges of numbers, each with its reason.
 
     A new range replaces those that it contains, and is ignored if another one contains it. Ranges are disjoint.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._ranges: dict[int, tuple[int, Status]] = {}  # by first number, with the stop; the oldest first
         self._firsts: list[int] = []  # sorted
 
@@ -29,7 +29,7 @@ class FailedFeeds:
             self._remove(within)
         self._ranges[first] = (stop, status)
         insort(self._firsts, first)
-        if len(self._ranges) > self._most:
+        if len(self._ranges) > self._limit:
             self._remove(next(iter(self._ranges)))
 
     def get(self, feed: int) -> Status | None:

@@ -25,10 +25,10 @@ from atoll.transfers.host_memory import Bytes, aligned, lent
 KEPT_BYTES = min(4 << 30, machine_memory() // 8)
 KEPT_SECONDS = 60.0
 # Smaller pieces use the allocator, which keeps free memory itself.
-LEAST_BLOCK_BYTES = 4 << 20
+MIN_BLOCK_BYTES = 4 << 20
 # Smaller arrays of zeros use the allocator. The limit is lower because the allocator has to clear memory.
-LEAST_ZEROS_BYTES = 512 << 10
-_MOST_RANGES = 64  # if there are more, a block is cleared in all ranges that were written
+MIN_ZEROS_BYTES = 512 << 10
+_MAX_RANGES = 64  # if there are more, a block is cleared in all ranges that were written
 _LOOKED_AT = 8  # fitting blocks that are compared, the last used
 _HUGE_PAGE = 2 << 20
 _MADVISE = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -84,7 +84,7 @@ class ReceiveBufferPool:
 
     def take(self, nbytes: int) -> Bytes:
         """Return uninitialized bytes at a multiple of 64. Raise MemoryError."""
-        if nbytes < LEAST_BLOCK_BYTES:
+        if nbytes < MIN_BLOCK_BYTES:
             return aligned(nbytes)
         memory = self._memory(nbytes, _ALL)
         return self._lent(memory, nbytes, [(0, len(memory))])
@@ -95,10 +95,10 @@ class ReceiveBufferPool:
         The caller writes exactly these ranges. Reused memory is cleared only where it was written last and is not
         written now.
         """
-        if nbytes < LEAST_ZEROS_BYTES:
+        if nbytes < MIN_ZEROS_BYTES:
             return aligned(nbytes, np.zeros)
         ranges = merged(written)
-        if len(ranges) > _MOST_RANGES:
+        if len(ranges) > _MAX_RANGES:
             return self._lent(self._memory(nbytes, []), nbytes, [(ranges[0][0], ranges[-1][1])])
         return self._lent(self._memory(nbytes, ranges), nbytes, ranges)
 

@@ -14,8 +14,8 @@ from atoll.transfers.failed_feeds import feeds_within
 
 # Waiting transfers of a session, the first ones, that are examined whenever memory becomes free. A client may announce
 # far more, and all sessions share the lock.
-MOST_EXAMINED = 256
-_LEAST_STALE = 64
+MAX_EXAMINED = 256
+_MIN_STALE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ReceiveWindow:
                 granted.append(self._land_or_refuse(first, lacks_memory))
         granted += [self._land_or_refuse(feed, lacks_memory) for feed in list(self._of_launch.get(self._oldest(), ()))]
         if self.held <= self._bound:
-            granted += [self._land(feed) for feed in list(islice(self._waiting, MOST_EXAMINED)) if self._fits(feed)]
+            granted += [self._land(feed) for feed in list(islice(self._waiting, MAX_EXAMINED)) if self._fits(feed)]
         return granted
 
     def _fits(self, feed: int) -> bool:
@@ -137,7 +137,7 @@ class ReceiveWindow:
         self._known[each.launch] -= 1
         if not self._known[each.launch]:
             del self._known[each.launch]
-            if len(self._launches) > 2 * len(self._known) + _LEAST_STALE:
+            if len(self._launches) > 2 * len(self._known) + _MIN_STALE:
                 self._launches = list(self._known)
                 heapify(self._launches)
 

@@ -22,7 +22,7 @@ import msgspec
 from atoll.errors import FrameError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.shared_memory_pool import (
-    LEAST_BLOCK_BYTES,
+    MIN_BLOCK_BYTES,
     POOL_BYTES,
     PoolLimits,
     PoolStatistics,
@@ -61,7 +61,7 @@ class SharedMemoryEngine(TransferEngine):
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
     limits = PoolLimits()
-    max_peer_blocks = POOL_BYTES // LEAST_BLOCK_BYTES
+    max_peer_blocks = POOL_BYTES // MIN_BLOCK_BYTES
     idle_seconds = 5  # after which unused blocks are freed
     held_session = -1  # the receiver requests this session's pieces, and keeps them in their blocks
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from atoll.transfers.sealed_memory import sealed_memory
 
 POOL_BYTES = 1 << 30
-LEAST_BLOCK_BYTES = 1 << 20
+MIN_BLOCK_BYTES = 1 << 20
 # A block in use is often about to be returned, and waiting for it is cheaper than using fresh memory.
 _RETURN_SECONDS = 0.01
 
@@ -89,7 +89,7 @@ class SharedMemoryPool:
                 self._on_drop(each)
 
     def _take(self, nbytes: int, is_held: bool, dropped: list[SharedMemoryBlock]) -> SharedMemoryBlock:
-        size = max(LEAST_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
+        size = max(MIN_BLOCK_BYTES, 1 << (nbytes - 1).bit_length())
         if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:

@@ -26,8 +26,8 @@ from atoll.transfers.transfer_engine import (
     nothing_to_release,
 )
 
-MOST_BYTES = 1 << 20  # of a piece of a feed
-MOST_CALL_BYTES = 8 << 30  # of a call or an answer
+MAX_BYTES = 1 << 20  # of a piece of a feed
+MAX_CALL_BYTES = 8 << 30  # of a call or an answer
 
 
 class SocketPiece(Piece, frozen=True, array_like=True, tag="p"):
@@ -67,7 +67,7 @@ class SocketEngine(TransferEngine):
             raise FrameError(
                 f"a piece of {frame.nbytes} bytes was sent at once: the limit is {_most(frame.feed)} bytes"
             )
-        if frame.nbytes > MOST_BYTES and self._arrivals is not None and not self._arrivals.expects(frame):
+        if frame.nbytes > MAX_BYTES and self._arrivals is not None and not self._arrivals.expects(frame):
             self._drop(frame.nbytes)
             return None
         content = aligned(frame.nbytes)
@@ -77,9 +77,9 @@ class SocketEngine(TransferEngine):
         return content, nothing_to_release
 
     def _drop(self, nbytes: int) -> None:
-        part = memoryview(bytearray(MOST_BYTES))
+        part = memoryview(bytearray(MAX_BYTES))
         while nbytes:
-            count = min(nbytes, MOST_BYTES)
+            count = min(nbytes, MAX_BYTES)
             self._socket.read_into(part[:count])
             nbytes -= count
         if self.liveness is not None:
@@ -87,4 +87,4 @@ class SocketEngine(TransferEngine):
 
 
 def _most(feed: int) -> int:
-    return MOST_CALL_BYTES if is_call(feed) else MOST_BYTES
+    return MAX_CALL_BYTES if is_call(feed) else MAX_BYTES

@@ -9,13 +9,13 @@ from atoll.telemetry.samples import Sample
 from atoll.telemetry.timeline import Row, stripes
 
 PIXELS = 1000  # per row
-MOST_ROWS = 64  # further devices are not drawn
+MAX_ROWS = 64  # further devices are not drawn
 _ROW = 22
 _BAR = 16
 _LEFT = 130
 _TOP = 22
 _LINES = 10  # of the grid
-_MOST_TITLES = 50  # per row; further functions have the titles of their sessions
+_MAX_TITLES = 50  # per row; further functions have the titles of their sessions
 # Distinguishable with color blindness (after Okabe and Ito). Further sessions share these colors.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f7a00", "#7f7f7f")
 
@@ -33,7 +33,7 @@ def time_line_svg(
     its color, and a title each, which browsers show where the pointer is.
     """
     end = now - ago
-    shown = rows[:MOST_ROWS]
+    shown = rows[:MAX_ROWS]
     height = _TOP + _ROW * len(shown) + 4
     parts = [
         f'<svg class="time-line" viewBox="0 0 {_LEFT + PIXELS + 10} {height}" width="100%" '
@@ -54,7 +54,7 @@ def time_line_svg(
         for stripe in stripes(row.bars, end - window, end, PIXELS):
             width = stripe.last - stripe.first
             key = stripe.session, stripe.name
-            if key not in paths and len(paths) >= _MOST_TITLES:
+            if key not in paths and len(paths) >= _MAX_TITLES:
                 key = stripe.session, ""
             paths.setdefault(key, []).append(f"M{_LEFT + stripe.first} {top}h{width}v{_BAR}h-{width}z")
         for (session, name), drawn in paths.items():

@@ -44,7 +44,7 @@ class EventsPage:
                 Column("text", "details", is_text=True),
             ],
             "number",
-            most=100,
+            limit=100,
         )
 
 

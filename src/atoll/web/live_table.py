@@ -48,7 +48,7 @@ class LiveTable:
         columns: Sequence[Column],
         key: str,
         acts: Sequence[Act] = (),
-        most: int = 50,
+        limit: int = 50,
     ) -> None:
         self._rows: list[dict[str, Any]] = []
         self._acts = acts
@@ -76,7 +76,7 @@ class LiveTable:
         self.all = ui.element("div").classes("full")
         with self.all:
             heading(title)
-            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=most).classes("full")
+            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=limit).classes("full")
         self.table.props(f'dense flat bordered hide-pagination data-table="{title}"')
         self.table.add_slot("no-data", "none")
         for each in columns:

@@ -11,7 +11,7 @@ from atoll.web.page_frame import PageFrame, filter_input
 
 _ALL = "all processes"
 _PROCESSES = (_ALL, "engine", "controller", "worker", "host")
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 _FOR_OPERATORS = "The log has messages about all tenants: only operators can read it."
 
 
@@ -34,7 +34,7 @@ class LogPage:
             number = int(session.value) if session.value is not None else None
             found = t.matching(chosen_rows(rows, of_process, number, level.value), wanted.value or "")
             note.set_text(problem or f"{len(found)} of the last {len(rows)} records, the newest first")
-            log.show(found[: -_MOST_SHOWN - 1 : -1])
+            log.show(found[: -_MAX_SHOWN - 1 : -1])
 
         await self._frame.build("/log", show)
         with ui.row().style("align-items: center") as choices:
@@ -54,5 +54,5 @@ class LogPage:
                 Column("text", "message", is_text=True),
             ],
             "number",
-            most=_MOST_SHOWN,
+            limit=_MAX_SHOWN,
         )

@@ -17,7 +17,7 @@ from atoll.wire.sockets import bind, cannot_listen, peer_of
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _REQUEST_SECONDS = 10.0
-_MOST_BYTES = 16 * 1024  # per request
+_MAX_BYTES = 16 * 1024  # per request
 # Bounds of open connections. Each connection closes after its answer.
 MAX_PER_ADDRESS = 64
 MAX_IN_ALL = 128
@@ -53,7 +53,7 @@ async def serve_metrics(
     server = await asyncio.start_server(
         serve,
         sock=sock,
-        limit=_MOST_BYTES,
+        limit=_MAX_BYTES,
         ssl=tls.context if tls else None,
         ssl_handshake_timeout=_REQUEST_SECONDS if tls else None,
     )

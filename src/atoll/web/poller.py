@@ -19,7 +19,7 @@ from atoll.telemetry.watch import Source, Watch
 
 FRESH_SECONDS = 0.9  # younger data is not requested again
 USAGE_SECONDS = 10.0
-MOST_SPANS = 2_000  # per second: enough for the picture, and cheap for a busy controller
+MAX_SPANS = 2_000  # per second: enough for the picture, and cheap for a busy controller
 
 
 class Poller:
@@ -50,7 +50,7 @@ class Poller:
             if time.monotonic() - self._traced < FRESH_SECONDS:
                 return
             try:
-                spans, position = await self.source.spans(self.watch.position, MOST_SPANS)
+                spans, position = await self.source.spans(self.watch.position, MAX_SPANS)
                 self.watch.add_spans(spans, position, time.monotonic())
             except (AtollError, msgspec.MsgspecError) as error:
                 self.watch.fail(str(error), time.monotonic())

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from atoll.errors import AtollError
 from atoll.telemetry.timeline import WINDOW_SECONDS, Row
-from atoll.web.drawing import MOST_ROWS, legend_html, time_line_svg
+from atoll.web.drawing import MAX_ROWS, legend_html, time_line_svg
 from atoll.web.live_table import heading
 from atoll.web.page_frame import PageFrame
 
@@ -45,8 +45,8 @@ class TimeLinePage:
             names = {session: labels.get(session, f"session {session} (ended)") for session in seen}
             picture.set_content(time_line_svg(rows, names, name_of, at, window, ago))
             legend.set_content(legend_html(names))
-            if len(rows) > MOST_ROWS:
-                more.set_text(f"{len(rows) - MOST_ROWS} more devices are not shown")
+            if len(rows) > MAX_ROWS:
+                more.set_text(f"{len(rows) - MAX_ROWS} more devices are not shown")
 
         await self._frame.build("/timeline", show, with_spans=True)
         heading("Gangs by device")

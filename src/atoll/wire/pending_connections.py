@@ -44,10 +44,10 @@ class PendingConnections(Generic[Connection]):
     """Accepted connections in order. Times are in seconds of the caller's clock."""
 
     def __init__(
-        self, most: int = MAX_PENDING, seconds: float = OPEN_SECONDS, most_per_address: int = MAX_PER_ADDRESS
+        self, limit: int = MAX_PENDING, seconds: float = OPEN_SECONDS, max_per_address: int = MAX_PER_ADDRESS
     ) -> None:
-        self._most = most
-        self._most_per_address = most_per_address
+        self._limit = limit
+        self._max_per_address = max_per_address
         self._seconds = seconds
         self._since: dict[Connection, float] = {}
         self._addresses: dict[Connection, str] = {}
@@ -58,9 +58,9 @@ class PendingConnections(Generic[Connection]):
         """Add an accepted connection. Return the connection to close for it if a bound is exceeded."""
         key = address_key(address)
         evicted = None
-        if len(self._by_address.get(key, ())) >= self._most_per_address:
+        if len(self._by_address.get(key, ())) >= self._max_per_address:
             evicted = next(iter(self._by_address[key]))
-        elif len(self._since) >= self._most:
+        elif len(self._since) >= self._limit:
             most = max(self._by_address, key=lambda each: len(self._by_address[each]))
             evicted = next(iter(self._by_address[most]))
         if evicted is not None:

@@ -44,11 +44,11 @@ class UnauthenticatedConnections:
 
     def __init__(
         self,
-        most: int = MAX_UNAUTHENTICATED,
-        most_per_address: int = MAX_PER_ADDRESS,
+        limit: int = MAX_UNAUTHENTICATED,
+        max_per_address: int = MAX_PER_ADDRESS,
         seconds: float = AUTHENTICATE_SECONDS,
     ) -> None:
-        self._pending: PendingConnections[Accepted] = PendingConnections(most, seconds, most_per_address)
+        self._pending: PendingConnections[Accepted] = PendingConnections(limit, seconds, max_per_address)
         self._seconds = seconds
         self._refusals = Refusals()
         self._expired = 0

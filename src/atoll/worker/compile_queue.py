@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from atoll.errors import Code, StatusError
 
 PLACES = 2
-MOST_PLACES = 8  # including the spare ones
+MAX_PLACES = 8  # including the spare ones
 # Compilations of one tenant, and of one session, that may wait for their client at a time. A callback may compile a
 # program that asks its client as well.
-MOST_ASKING, MOST_ASKING_OF_A_SESSION = 16, 4
-MOST_QUEUED = 16_384  # per tenant
+MAX_ASKING, MAX_ASKING_PER_SESSION = 16, 4
+MAX_QUEUED = 16_384  # per tenant
 
 
 class State(enum.Enum):
@@ -51,9 +51,9 @@ class _Tenant:
 class CompileQueue:
     """Compilations by number. Call `start` after each change."""
 
-    def __init__(self, places: int = PLACES, most_places: int = MOST_PLACES) -> None:
+    def __init__(self, places: int = PLACES, max_places: int = MAX_PLACES) -> None:
         self._places = places
-        self._most_places = most_places
+        self._max_places = max_places
         self._compilations: dict[int, _Compilation] = {}
         self._tenants: dict[str, _Tenant] = {}  # cleared when there is no compilation
 
@@ -68,8 +68,8 @@ class CompileQueue:
             least = min((each.used for each in self._tenants.values() if each.queue or each.started), default=0.0)
             record = self._tenants.setdefault(tenant, _Tenant(tenant, share))
             record.used = max(record.used, least)
-        if len(record.queue) >= MOST_QUEUED:
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{MOST_QUEUED} programs of tenant {tenant} wait to be compiled")
+        if len(record.queue) >= MAX_QUEUED:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{MAX_QUEUED} programs of tenant {tenant} wait to be compiled")
         record.share = share
         record.queue.append(number)
         self._compilations[number] = _Compilation(record, session, may_ask)
@@ -134,7 +134,7 @@ class CompileQueue:
         """Return the compilation that gets the next place, or None if no place is free for any."""
         running = {tenant.name: self._running(tenant) for tenant in self._tenants.values()}
         count = sum(map(len, running.values()))
-        if count >= self._most_places:
+        if count >= self._max_places:
             return None
         best: tuple[float, int, int] | None = None
         for tenant in self._tenants.values():
@@ -158,6 +158,6 @@ class CompileQueue:
             each = self._compilations[number]
             if not each.may_ask:
                 return number
-            if len(asking) < MOST_ASKING and asking.count(each.session) < MOST_ASKING_OF_A_SESSION:
+            if len(asking) < MAX_ASKING and asking.count(each.session) < MAX_ASKING_PER_SESSION:
                 return number
         return None

@@ -15,9 +15,9 @@ from atoll.protocol.messages import Compiled, FunctionInfo
 from atoll.worker.function_records import Function
 
 # The report about an IFRT IR program, which the controller forwards.
-MOST_OUTLINE_BYTES = 4 << 20
+MAX_OUTLINE_BYTES = 4 << 20
 # Memory of a function on each device.
-MOST_BYTES = 1 << 61
+MAX_BYTES = 1 << 61
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
     The controller would take larger numbers for a violation, and end this worker.
     """
     largest = max((math.prod(each.shape) * DTYPE_BITS.get(each.dtype, 0) // 8 for each in info.outputs), default=0)
-    if 0 <= loaded.scratch_bytes < MOST_BYTES and largest < MOST_BYTES:
+    if 0 <= loaded.scratch_bytes < MAX_BYTES and largest < MAX_BYTES:
         return None
     # XLA's sums are signed, so larger ones can be negative.
     found = f"{loaded.scratch_bytes} bytes while it runs, and {largest} bytes for its largest output"
-    text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MOST_BYTES - 1} are possible"
+    text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MAX_BYTES - 1} are possible"
     return Status(int(Code.RESOURCE_EXHAUSTED), text)
 
 
@@ -82,9 +82,7 @@ def outlined(program: OutlinedProgram) -> FunctionInfo:
     name = program.outline.program.name
     info = FunctionInfo(name, b"", None, (), (), (), {}, 0, outline=program.outline)
     size = len(msgspec.msgpack.encode(info))
-    if size > MOST_OUTLINE_BYTES:
-        text = (
-            f"the program {name[:200]!r} has an outline of {size:,} bytes: at most {MOST_OUTLINE_BYTES:,} are allowed"
-        )
+    if size > MAX_OUTLINE_BYTES:
+        text = f"the program {name[:200]!r} has an outline of {size:,} bytes: at most {MAX_OUTLINE_BYTES:,} are allowed"
         raise StatusError(Code.RESOURCE_EXHAUSTED, text)
     return info

@@ -20,7 +20,7 @@ from atoll.protocol.messages import CompileReport, CompileStage
 from atoll.worker.compile_queue import CompileQueue, State
 
 # Idle processes. If there are more, the one that has been idle for the longest time ends.
-MOST_IDLE = 8
+MAX_IDLE = 8
 _CODES = frozenset(map(int, Code))
 
 
@@ -177,7 +177,7 @@ class Compilers:
         with self._lock:
             if takes_more and session in self._sessions:
                 self._idle[process] = session
-                if len(self._idle) <= MOST_IDLE:
+                if len(self._idle) <= MAX_IDLE:
                     return
                 ended, _ = self._idle.popitem(last=False)
         ended.close()

@@ -22,7 +22,7 @@ from atoll.worker.step_runner import StepRunner
 
 # The controller limits the runs of a host that wait for their clients in XLA's threads to this number
 # (`launch.dependency_tracker`).
-MOST_CLIENT_ENDS = 8
+MAX_CLIENT_ENDS = 8
 # A pseudo device for runs on several devices, because XLA's CPU devices run only one of them at a time.
 _TOGETHER = -1
 # Sequence number, start and end in nanoseconds.
@@ -106,7 +106,7 @@ class CompletionReporter:
         self._watcher = watcher
         self._read_threads = read_threads
         # Each unit that waits for its client has a thread.
-        self._client_ends = ThreadPoolExecutor(MOST_CLIENT_ENDS, "atoll-client-ends")
+        self._client_ends = ThreadPoolExecutor(MAX_CLIENT_ENDS, "atoll-client-ends")
         self.completed: deque[_Span] = deque()  # units that completed at once: see `report_completed`
         self._rows: deque[m.RowsMoved] = deque()  # of these units
         self._reporting = threading.Lock()  # keeps reports of rows before the ends of their units

@@ -225,9 +225,9 @@ class FunctionRecords:
         del self._by_name[record.name]
         record.pending = record.function = record.follower = None
 
-    def surplus(self, most_idle: int) -> FunctionRecord | None:
-        """Return the function that has been idle for the longest time if more than `most_idle` are idle."""
-        return next(iter(self._idle.values())) if len(self._idle) > most_idle else None
+    def surplus(self, max_idle: int) -> FunctionRecord | None:
+        """Return the function that has been idle for the longest time if more than `max_idle` are idle."""
+        return next(iter(self._idle.values())) if len(self._idle) > max_idle else None
 
     def validate(self) -> None:
         """Check that records and states fit. Tests call this."""

@@ -23,7 +23,7 @@ from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.transfer_engine import Contents
 
 # Larger pieces are messages of their own.
-MOST_GROUPED_PIECE = 1 << 20
+MAX_GROUPED_PIECE = 1 << 20
 # Bytes and pieces that are sent together.
 GROUP_BYTES = 4 << 20
 GROUP_PIECES = 1024
@@ -48,7 +48,7 @@ class SentArray:
         self.is_encoded: bool = dtype.kind == "T"  # strings are encoded, so the size of what is sent is unknown
         elements = step.elements
         nbytes, largest = sum(elements) * self.itemsize, max(elements, default=0) * self.itemsize
-        is_alone = self.is_encoded or nbytes > GROUP_BYTES or largest > MOST_GROUPED_PIECE
+        is_alone = self.is_encoded or nbytes > GROUP_BYTES or largest > MAX_GROUPED_PIECE
         self.grouped_bytes = -1 if is_alone else nbytes  # the bytes of its pieces, or -1 if it is sent by itself
 
 
@@ -157,4 +157,4 @@ def are_grouped(pieces: Sequence[tuple[int, Contents]]) -> bool:
     if len(pieces) < 2:
         return False
     sizes = [contents.nbytes for _, contents in pieces]
-    return sum(sizes) <= GROUP_BYTES and max(sizes) <= MOST_GROUPED_PIECE
+    return sum(sizes) <= GROUP_BYTES and max(sizes) <= MAX_GROUPED_PIECE

@@ -51,7 +51,7 @@ COMPILE_THREADS = 2
 # Functions that no session refers to. They are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
 # A compiled program that can follow its arguments into a world stays in memory for that. Larger ones do not follow.
-MOST_FOLLOWING_BYTES = 8 << 20
+MAX_FOLLOWING_BYTES = 8 << 20
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
@@ -399,7 +399,7 @@ class Functions:
             self.placer.await_world(Waiting(message, source, load))
             return
         message = msgspec.structs.replace(message, world=placement.world)
-        may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
+        may_follow = not message.world and len(program.executable) <= MAX_FOLLOWING_BYTES
         self.placer.enter(Recipe(message, source, program if may_follow else None))
         loaded = loader.load(program, message.assignment, prepared.callbacks, message.world, message.ranks)
         self.end(message, self._result(loaded, prepared, seconds, cached, placement.is_apart))

@@ -13,7 +13,7 @@ from atoll.protocol.ffi_libraries import library_hash
 from atoll.protocol.messages import Compile, LibraryTarget
 
 # Libraries of a session on a host.
-MOST_OF_SESSION = 128
+MAX_PER_SESSION = 128
 # Time for which a program waits for its libraries. On a restarted host, its source may arrive before they do.
 WAIT_SECONDS = 120.0
 
@@ -50,10 +50,10 @@ class HostLibraries:
         digest = library_hash(content)
         with self._lock:
             own = self._sessions[message.session]
-            if digest not in own and len(own) >= MOST_OF_SESSION:
+            if digest not in own and len(own) >= MAX_PER_SESSION:
                 raise StatusError(
                     Code.RESOURCE_EXHAUSTED,
-                    f"a session cannot load more than {MOST_OF_SESSION} FFI libraries on a host",
+                    f"a session cannot load more than {MAX_PER_SESSION} FFI libraries on a host",
                 )
             own.add(digest)
         status = OK

@@ -157,7 +157,7 @@ class DataPortNetwork:
     ) -> None:
         inputs = _OnHost([self._backend.shards(array) for array in arrays])
         # A large message may wait for its receiver's inbox, so it gets a separate read.
-        is_large = _most_bytes(step, inputs.shards[0]) >= STREAM_THRESHOLD
+        is_large = _max_bytes(step, inputs.shards[0]) >= STREAM_THRESHOLD
         # Send to other hosts first, so that they can begin.
         messages = sorted(step.messages, key=lambda message: message[1] == self._host)
         reads = [[each] for each in messages] if is_large else [messages]
@@ -248,7 +248,7 @@ class DataPortNetwork:
         return array, None if step.spans_array is None else self._backend.put(step.spans_array, spans)
 
 
-def _most_bytes(step: p.SendRows, shards: Sequence[Any]) -> int:
+def _max_bytes(step: p.SendRows, shards: Sequence[Any]) -> int:
     """Return an upper bound for a message's bytes: all positions of these shards of the rows.
 
     A row may be at several positions.

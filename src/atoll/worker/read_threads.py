@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from atoll.cluster.processes.bugs import run_as_thread, start_in
 
 READ_THREADS = 512
-MOST_OF_A_SESSION = 32  # each may wait for a client that does not read
+MAX_PER_SESSION = 32  # each may wait for a client that does not read
 
 
 class _Work(NamedTuple):
@@ -29,14 +29,14 @@ class ReadStatistics(NamedTuple):
 
 
 class ReadThreads:
-    """Threads for all sessions. A session occupies at most `most` of them, and its further work waits. Thread-safe.
+    """Threads for all sessions. A session occupies at most `limit` of them, and its further work waits. Thread-safe.
 
     So a client that does not receive the data that it has requested delays only its own session.
     """
 
-    def __init__(self, pool: Executor | None = None, most: int = MOST_OF_A_SESSION) -> None:
+    def __init__(self, pool: Executor | None = None, limit: int = MAX_PER_SESSION) -> None:
         self._pool = pool or ThreadPoolExecutor(READ_THREADS, "atoll-read")
-        self._most = most
+        self._limit = limit
         self._lock = threading.Lock()
         self._running: dict[int, int] = {}  # by session
         self._waiting: dict[int, deque[_Work]] = {}  # by session
@@ -69,7 +69,7 @@ class ReadThreads:
     def _take_thread(self, session: int) -> bool:
         """Count one more thread of a session, and return whether it may have it. The caller holds the lock."""
         running = self._running.get(session, 0)
-        if running >= self._most:
+        if running >= self._limit:
             return False
         self._running[session] = running + 1
         return True

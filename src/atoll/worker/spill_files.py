@@ -35,7 +35,7 @@ FORMAT = 2  # 1 lacks the offsets of pieces
 # Bytes that are checksummed and written at a time, so that they are in the CPU's cache for the second step.
 _CHUNK = 1 << 20
 # Pieces of up to this size may share a file.
-MOST_SHARED_BYTES = 1 << 20
+MAX_SHARED_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class _Spill:
 
     def write(self, number: int, contents: memoryview) -> m.SpilledPiece:
         """Write a piece to a file. Raise StatusError if that fails."""
-        if self.file is not None and contents.nbytes <= spill_files.MOST_SHARED_BYTES:
+        if self.file is not None and contents.nbytes <= spill_files.MAX_SHARED_BYTES:
             return self.file.write(number, contents)
         return spill_files.write(self.message.directory, number, contents)
 

@@ -10,11 +10,11 @@ import pytest
 
 from atoll.client.jax_internals import CopySemantics
 from atoll.client.jax_patches import large_writes, tree_writes
-from atoll.client.jax_patches.large_writes import LEAST_BYTES
+from atoll.client.jax_patches.large_writes import MIN_BYTES
 
 ON_ATOLL: Any = SimpleNamespace(_device_assignment=(SimpleNamespace(client="atoll"),))
 ELSEWHERE: Any = SimpleNamespace(_device_assignment=(SimpleNamespace(client="stock"),))
-LARGE = np.zeros(LEAST_BYTES, np.uint8)
+LARGE = np.zeros(MIN_BYTES, np.uint8)
 SMALL = np.zeros(8, np.uint8)
 
 
@@ -29,7 +29,7 @@ def put(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "x", [LARGE, SMALL, np.zeros((2, LEAST_BYTES), np.uint8)[:, ::2]], ids=["contiguous", "small", "strided"]
+    "x", [LARGE, SMALL, np.zeros((2, MIN_BYTES), np.uint8)[:, ::2]], ids=["contiguous", "small", "strided"]
 )
 def test_contents_that_must_not_alias_are_sent_from_a_copy(put: Any, x: Any) -> None:
     sent = put(x, ON_ATOLL, CopySemantics.ALWAYS_COPY)

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.client import jax_internals
 from atoll.client.jax_patches import number_operands
-from atoll.client.jax_patches.number_operands import MOST_CONSTANTS, Constants
+from atoll.client.jax_patches.number_operands import MAX_CONSTANTS, Constants
 from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.errors import Code, Status
 
@@ -111,9 +111,9 @@ def test_settings_of_types_have_separate_constants(cluster: Cluster) -> None:
 
 
 def test_the_number_of_constants_is_bounded(cluster: Cluster) -> None:
-    for number in range(MOST_CONSTANTS + 10):
+    for number in range(MAX_CONSTANTS + 10):
         cluster.find(number), cluster.find(number)
-    assert len(cluster.constants) == MOST_CONSTANTS
+    assert len(cluster.constants) == MAX_CONSTANTS
 
 
 @pytest.mark.parametrize("number", [2, 2.5, 0, -3])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.client.jax_patches.numbered_runs import LEAST_WRITTEN
+from atoll.client.jax_patches.numbered_runs import MIN_WRITTEN
 from atoll.client.jax_patches.small_write_table import SmallWriteTable
 from atoll.ir.types import Replicated, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, decode, first_feed
@@ -65,14 +65,14 @@ def table(server: Server) -> SmallWriteTable:
 def test_arrays_of_a_type_that_is_written_often_are_made_of_contents_in_slots(
     server: Server, table: SmallWriteTable
 ) -> None:
-    found = [table.start(X[0] + i, DEVICES[:1]) for i in range(LEAST_WRITTEN + 2)]
-    assert found == [None] * LEAST_WRITTEN + ["results"] * 2
+    found = [table.start(X[0] + i, DEVICES[:1]) for i in range(MIN_WRITTEN + 2)]
+    assert found == [None] * MIN_WRITTEN + ["results"] * 2
     assert server.writings == [SmallWriting((4,), 0, PutArray("int16", (3,)), Replicated())]
-    assert server.taken == [(X[0] + i).tobytes() for i in (LEAST_WRITTEN, LEAST_WRITTEN + 1)]
+    assert server.taken == [(X[0] + i).tobytes() for i in (MIN_WRITTEN, MIN_WRITTEN + 1)]
 
 
 def test_each_type_and_each_sharding_has_an_executable(server: Server, table: SmallWriteTable) -> None:
-    for _ in range(LEAST_WRITTEN + 1):
+    for _ in range(MIN_WRITTEN + 1):
         table.start(np.float32(3), DEVICES)
         table.start(np.float32(3), DEVICES[1:])
         table.start(X.T, DEVICES)
@@ -88,13 +88,13 @@ def test_each_type_and_each_sharding_has_an_executable(server: Server, table: Sm
 def test_without_slots_jax_makes_the_arrays(server: Server, table: SmallWriteTable) -> None:
     table.close()
     assert not table.is_open
-    assert [table.start(X, DEVICES) for _ in range(LEAST_WRITTEN + 1)] == [None] * (LEAST_WRITTEN + 1)
+    assert [table.start(X, DEVICES) for _ in range(MIN_WRITTEN + 1)] == [None] * (MIN_WRITTEN + 1)
     assert not server.writings
 
 
 def test_while_no_slot_is_free_jax_makes_the_arrays(server: Server, table: SmallWriteTable) -> None:
     server.is_slow = True
-    for _ in range(LEAST_WRITTEN + SLOTS):
+    for _ in range(MIN_WRITTEN + SLOTS):
         table.start(X, DEVICES)
     assert table.start(X, DEVICES) is None
     assert server.slots.take(first_feed(0), 12) == X.tobytes()
@@ -105,7 +105,7 @@ def test_while_no_slot_is_free_jax_makes_the_arrays(server: Server, table: Small
 def test_contents_of_a_run_that_was_not_sent_leave_their_slot(
     server: Server, table: SmallWriteTable, error: BaseException
 ) -> None:
-    for _ in range(LEAST_WRITTEN + 1):
+    for _ in range(MIN_WRITTEN + 1):
         table.start(X[0], DEVICES)
     server.error = error
     with pytest.raises(type(error)):
@@ -124,7 +124,7 @@ def test_contents_of_a_run_that_was_sent_when_the_user_interrupts_the_script_sta
     send = functools.partial(next, map(_thread.interrupt_main, [signal.SIGINT]))
     table = SmallWriteTable(lambda client, payload: SimpleNamespace(execute_sharded=send))
     table.open(SlotWriter(server.slots.descriptor))
-    for _ in range(LEAST_WRITTEN):
+    for _ in range(MIN_WRITTEN):
         table.start(X[0], DEVICES)
     with pytest.raises(KeyboardInterrupt):
         table.start(X[0], DEVICES)
@@ -135,7 +135,7 @@ def test_contents_of_a_run_that_was_sent_when_the_user_interrupts_the_script_sta
 
 def test_types_beyond_the_most_executables_replace_no_other_type(server: Server, table: SmallWriteTable) -> None:
     for size in range(1, 300):
-        for _ in range(LEAST_WRITTEN + 1):
+        for _ in range(MIN_WRITTEN + 1):
             table.start(np.zeros(1, f"S{size}"), DEVICES[:1])
     made = len(server.writings)
     assert made == 256

@@ -55,6 +55,6 @@ def test_a_ping_for_several_peers_has_the_lease_of_the_one_that_has_been_silent_
     leases.renew(1, 0.0)
     leases.renew(2, 5.0)
     for now in (0.5, 3.0, 5.0, 9.0, 30.0):
-        assert leases.least_left((1, 2), now) == min(leases.left(1, now), leases.left(2, now))
-    assert leases.least_left((2, 3), 5.0) == 10.0
+        assert leases.min_left((1, 2), now) == min(leases.left(1, now), leases.left(2, now))
+    assert leases.min_left((2, 3), 5.0) == 10.0
     assert leases.heard_since(5.0) == {2}

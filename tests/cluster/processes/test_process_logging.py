@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cluster.processes.process_logging import (
     FIELDS,
-    MOST_LINES,
+    MAX_LINES,
     REPEAT_SECONDS,
     JsonFormatter,
     Repetitions,
@@ -104,8 +104,8 @@ def test_a_line_that_repeats_is_logged_once_and_then_with_its_count():
     lines = [record("no disk", second) for second in (0.0, 1.0, 2.0, REPEAT_SECONDS + 1, REPEAT_SECONDS + 2)]
     shown = [each.getMessage() for each in lines if repetitions.filter(each)]
     assert shown == ["no disk", f"no disk (and 2 times more in the last {REPEAT_SECONDS + 1:.0f} s)"]
-    assert all(repetitions.filter(record(f"other {number}", 3.0)) for number in range(3 * MOST_LINES))
-    assert len(repetitions._lines) == MOST_LINES
+    assert all(repetitions.filter(record(f"other {number}", 3.0)) for number in range(3 * MAX_LINES))
+    assert len(repetitions._lines) == MAX_LINES
 
 
 def test_a_line_that_returns_after_the_clock_was_set_back_is_logged():

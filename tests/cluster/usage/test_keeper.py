@@ -13,7 +13,7 @@ import pytest
 
 from atoll.cluster.directories import usage_file
 from atoll.cluster.usage.keeper import FILE_NAME, Keeper, read_estimates, write_estimates
-from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Usage
+from atoll.cluster.usage.usage_records import MAX_ESTIMATES, By, Estimate, Usage
 
 
 def row(seconds: float) -> Usage:
@@ -59,7 +59,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(
 
 
 def test_what_a_disk_refuses_is_kept_once_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.cluster.usage.keeper.MOST_WAITING", 3)
+    monkeypatch.setattr("atoll.cluster.usage.keeper.MAX_WAITING", 3)
     keeper = Keeper(str(tmp_path / "usage.sqlite"))
     store = keeper._opened()  # made by this thread, because SQLite's objects belong to their threads
     store.close()
@@ -83,10 +83,10 @@ def test_estimates_of_several_clusters_are_merged(tmp_path: Path):
     write_estimates(directory, [Estimate("a", 1, 5), Estimate("b", 2, 5)])
     write_estimates(directory, [Estimate("a", 3, 6)])
     assert read_estimates(directory) == (Estimate("b", 2, 5), Estimate("a", 3, 6))
-    write_estimates(directory, [Estimate(str(i), i, 1) for i in range(MOST_ESTIMATES)])
+    write_estimates(directory, [Estimate(str(i), i, 1) for i in range(MAX_ESTIMATES)])
     found = read_estimates(directory)
-    assert len(found) == MOST_ESTIMATES
-    assert found[-1].key == str(MOST_ESTIMATES - 1)
+    assert len(found) == MAX_ESTIMATES
+    assert found[-1].key == str(MAX_ESTIMATES - 1)
     assert [path.name for path in Path(directory).iterdir()] == [FILE_NAME]
 
 

@@ -131,14 +131,14 @@ def test_periods_become_longer_with_age_and_nothing_is_lost(store: UsageStore):
 def test_the_file_is_bounded_whatever_happens(store: UsageStore):
     store.add([(NOW - i, 1_000_000_000, [used(session=i, program=f"p{i}")]) for i in range(2000)])
     total = store.report(By.TENANT, 0)["total"]
-    store.compact(NOW, most=50)
+    store.compact(NOW, limit=50)
     rows = store._database.execute("SELECT COUNT(*) FROM usage").fetchone()[0]
     assert rows <= 50
     assert store.report(By.TENANT, 0)["total"] == total, "one tenant needs few rows"
     accounts = store._database.execute("SELECT COUNT(*) FROM accounts").fetchone()[0]
     assert accounts <= 50
     store.add([(NOW - i * DAY, 1_000_000_000, [used(tenant=f"t{i}")]) for i in range(100)])
-    store.compact(NOW, most=50)
+    store.compact(NOW, limit=50)
     kept = {row["tenant"] for row in store.report(By.TENANT, 0)["rows"]}
     assert len(kept) <= 50
     assert "t0" in kept, "the newest stay"
@@ -199,5 +199,5 @@ def test_a_bound_on_rows_holds_after_a_jump(store: UsageStore):
     store.compact(NOW)
     for second in range(300):
         store.add([(NOW + 90 * DAY + second, 8_000_000_000, [used()])])
-    store.compact(NOW + 90 * DAY + 300, most=50, elapsed=60.0)
+    store.compact(NOW + 90 * DAY + 300, limit=50, elapsed=60.0)
     assert sum(seconds for _, _, seconds in rows(store)) == 300.0

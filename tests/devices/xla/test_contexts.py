@@ -6,7 +6,7 @@ import pytest
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
-from atoll.devices.xla.xla_compilation import MOST_CONTEXT_BYTES, Contexts
+from atoll.devices.xla.xla_compilation import MAX_CONTEXT_BYTES, Contexts
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_a_context_is_used_by_one_at_a_time() -> None:
 
 def test_a_context_that_has_read_too_much_is_dropped() -> None:
     contexts = Contexts()
-    first = entered(contexts, MOST_CONTEXT_BYTES)
+    first = entered(contexts, MAX_CONTEXT_BYTES)
     assert entered(contexts) is first
     assert entered(contexts) is not first
 

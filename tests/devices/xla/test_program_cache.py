@@ -96,7 +96,7 @@ def test_an_entry_that_someone_else_has_written_is_a_miss_and_is_replaced(
 
 
 def test_the_entries_that_were_not_used_for_longest_are_removed(tmp_path: Path) -> None:
-    programs = ProgramCache(tmp_path, KEY, most_tenant_bytes=10_000)
+    programs = ProgramCache(tmp_path, KEY, max_tenant_bytes=10_000)
     for number in range(8):
         programs.put(str(number), bytes(1000), "ana")
         for age, path in enumerate(reversed(entries(tmp_path))):
@@ -110,7 +110,7 @@ def test_the_entries_that_were_not_used_for_longest_are_removed(tmp_path: Path) 
 
 
 def test_a_tenant_removes_its_own_entries_only_until_the_disk_is_full_of_all_tenants(tmp_path: Path) -> None:
-    programs = ProgramCache(tmp_path, KEY, most_bytes=12_000, most_tenant_bytes=6_000)
+    programs = ProgramCache(tmp_path, KEY, max_bytes=12_000, max_tenant_bytes=6_000)
     programs.put("step", bytes(1000), "ben")
     for number in range(30):
         programs.put(str(number), bytes(1000), "ana")

@@ -25,8 +25,8 @@ from tests.grpc.http2.test_fuzz import conversation, mutate
 QUIET_SECONDS = 1.0  # to measure how long an honest call takes without other work
 FRAMES = int(os.environ.get("ATOLL_TEST_FUZZED_FRAMES", "3000"))
 SEED = 20250702
-MOST_GROWTH = 50 << 20
-MOST_CPU_MS = 50.0  # of one read of the event loop
+MAX_GROWTH = 50 << 20
+MAX_CPU_MS = 50.0  # of one read of the event loop
 SECONDS = 60.0
 _SERVER = """
 import asyncio, sys, time
@@ -102,7 +102,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
             f"{cpu} ms of CPU time, and for {delay} ms the server had no CPU"
         )
         assert int(calls) == 0
-        assert float(longest) < MOST_CPU_MS
+        assert float(longest) < MAX_CPU_MS
         assert process.wait(SECONDS) == 0
 
 
@@ -256,4 +256,4 @@ def test_hostile_frames_cost_an_honest_client_nothing(server: tuple[str, psutil.
         f"CPU for {delay} ms ({alone} ms without the fuzzer), growth {growth / 2**20:.1f} MiB"
     )
     assert count > 0
-    assert growth < MOST_GROWTH
+    assert growth < MAX_GROWTH

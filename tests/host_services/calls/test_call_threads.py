@@ -96,7 +96,7 @@ def test_calls_that_may_wait_run_in_order_on_the_prepared_thread_when_no_thread_
 
 
 def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_other_sessions() -> None:
-    threads = SessionThreads("test", most=2)
+    threads = SessionThreads("test", limit=2)
     go_on, done = threading.Event(), threading.Semaphore(0)
     began: list[int] = []
 
@@ -118,7 +118,7 @@ def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_othe
 
 
 def test_nothing_is_kept_of_a_session_whose_work_is_done() -> None:
-    threads = SessionThreads("test", most=1)
+    threads = SessionThreads("test", limit=1)
     done = threading.Semaphore(0)
     for _ in range(3):
         threads.submit(1, done.release)

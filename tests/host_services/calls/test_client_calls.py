@@ -178,7 +178,7 @@ def test_a_call_fails_if_its_answer_is_announced_to_be_larger_than_its_results(e
     threading.Thread(target=lambda: ends[1].receive(take), daemon=True).start()
     calls = calls_over(ends)
     with pytest.raises(StatusError, match=f"has {most + 1} bytes, and the results have at most 12") as caught:
-        calls.call(SESSION, 4, (FLOATS,), [np.arange(3, dtype=np.float32).view(np.uint8)], most=12)
+        calls.call(SESSION, 4, (FLOATS,), [np.arange(3, dtype=np.float32).view(np.uint8)], limit=12)
     assert caught.value.status.code == Code.INVALID_ARGUMENT
     until(lambda: len(awaited) == 3)
     assert awaited == [True, False, False]

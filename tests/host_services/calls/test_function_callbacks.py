@@ -29,7 +29,7 @@ class FakeCalls:
     def release(self, session: int, numbers: tuple[int, ...]) -> None:
         self.retained.remove((session, numbers))
 
-    def call(self, session: int, callback: int, types: Any, arrays: Any, most: int = 0) -> Reply:
+    def call(self, session: int, callback: int, types: Any, arrays: Any, limit: int = 0) -> Reply:
         self.called.append((session, Call(callback, types), [bytes(each) for each in arrays]))
         message, offsets = decode(self.content)
 

@@ -37,11 +37,11 @@ class Held:
         self._shards = shards
         self.asked: list[tuple[int, int]] = []
         self.taken = 0
-        self.most = 0
+        self.limit = 0
 
     def ask(self, argument: m.Argument, shard: int) -> None:
         self.asked.append((argument.position, shard))
-        self.most = max(self.most, len(self.asked) - self.taken)
+        self.limit = max(self.limit, len(self.asked) - self.taken)
 
     def take(self, argument: m.Argument, shard: int) -> np.ndarray[Any, Any]:
         assert (argument.position, shard) in self.asked
@@ -104,14 +104,14 @@ def test_no_more_is_asked_for_than_the_window_holds(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stored_arrays, "WINDOW_BYTES", 2 * 2 * 8 * 8)  # two shards
     arrays = {stored(tmp_path, f"a{i}", ROWS): np.full((8, 8), float(i)) for i in range(5)}
     (host, _) = write(arrays)
-    assert (len(host.asked), host.most) == (10, 2)
+    assert (len(host.asked), host.limit) == (10, 2)
     assert read(stored(tmp_path, "a4", ROWS, dtype="float64"))[0][1].sum() == 64
 
 
 def test_a_shard_beyond_the_window_is_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stored_arrays, "WINDOW_BYTES", 1)
     (host, _) = write({stored(tmp_path, "a", ROWS): np.ones((8, 8))})
-    assert (len(host.asked), host.most) == (2, 1)
+    assert (len(host.asked), host.limit) == (2, 1)
 
 
 def test_of_copies_only_those_that_are_written_are_asked_for(tmp_path: Path):

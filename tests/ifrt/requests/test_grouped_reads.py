@@ -12,7 +12,7 @@ from hypothesis import given
 from atoll.errors import StatusError
 from atoll.ifrt.requests.grouped_reads import HostRead, assemble, divide
 from atoll.ir.types import REPLICATED, ArraySpec, Even, Opaque, Sharding, Tiled, shard_boxes
-from atoll.protocol.questions import MOST_CONTENTS, MOST_SHARDS
+from atoll.protocol.questions import MAX_CONTENTS, MAX_SHARDS
 from atoll.transfers.dtypes import numpy_dtype
 from tests.ir.machine import cluster, shapes, slices, specs
 
@@ -70,9 +70,9 @@ def test_replicas_of_a_shard_are_read_once() -> None:
         ((ArraySpec("int8", (4,), Sharding((0, 1), Even((2,)))),), "UNIMPLEMENTED"),
         ((ArraySpec("int8", (4,), Sharding((0, 1), Opaque())),), "UNIMPLEMENTED"),
         ((ArraySpec("token", (), Sharding((0,), REPLICATED)),), "INVALID_ARGUMENT: .* hold no data"),
-        ((ArraySpec("int8", (MOST_CONTENTS,), Sharding((0,))), ArraySpec("int8", (), Sharding((0,)))), "too many for"),
+        ((ArraySpec("int8", (MAX_CONTENTS,), Sharding((0,))), ArraySpec("int8", (), Sharding((0,)))), "too many for"),
         (
-            (ArraySpec("int8", (2,), Sharding((0, 1), Tiled((2,), (0, 1)))),) * (MOST_SHARDS // 2 + 1),
+            (ArraySpec("int8", (2,), Sharding((0, 1), Tiled((2,), (0, 1)))),) * (MAX_SHARDS // 2 + 1),
             "RESOURCE_EXHAUSTED: the arrays have too many shards",
         ),
     ],

@@ -56,9 +56,9 @@ def test_a_buffer_goes_to_the_hosts_of_its_array_whichever_comes_first(rig: Rig,
     assert rig.session.buffers.nbytes == 0
 
 
-@pytest.mark.parametrize(("most", "carries"), [(15, False), (16, True)])
-def test_a_small_buffer_that_has_arrived_is_part_of_the_launch(rig: Rig, most: int, carries: bool) -> None:
-    rig.cluster.session.welcome = msgspec.structs.replace(rig.cluster.session.welcome, most_carried=most)
+@pytest.mark.parametrize(("limit", "carries"), [(15, False), (16, True)])
+def test_a_small_buffer_that_has_arrived_is_part_of_the_launch(rig: Rig, limit: int, carries: bool) -> None:
+    rig.cluster.session.welcome = msgspec.structs.replace(rig.cluster.session.welcome, most_carried=limit)
     store(rig, 3, b"0123456789abcdef")
     rig.ask("make_array_from_host_buffer", **put_fields())
     _, launch = rig.take_launch()

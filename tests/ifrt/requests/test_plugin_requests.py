@@ -16,7 +16,7 @@ from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol import messages as m
 from atoll.protocol.questions import (
     MAGIC,
-    MOST_CONTENTS,
+    MAX_CONTENTS,
     CompiledSource,
     ContentsQuestion,
     MemoryQuestion,
@@ -128,7 +128,7 @@ def test_the_contents_of_an_array_whose_host_is_gone_fail(rig: Rig) -> None:
     ("spec", "count", "code", "text"),
     [
         (on(0), 2, Code.INVALID_ARGUMENT, "contents of 2 arrays, but 1 are staged"),
-        (on(0, shape=(MOST_CONTENTS,)), 1, Code.RESOURCE_EXHAUSTED, "too many for one answer"),
+        (on(0, shape=(MAX_CONTENTS,)), 1, Code.RESOURCE_EXHAUSTED, "too many for one answer"),
         (on(0, dtype="string"), 1, Code.INVALID_ARGUMENT, "no fixed size"),
     ],
 )
@@ -142,14 +142,14 @@ def test_contents_that_cannot_be_one_answer_are_refused(
 
 
 def test_the_copies_of_a_replicated_array_count_once_in_an_answer(rig: Rig) -> None:
-    replicated = ArraySpec("int8", (MOST_CONTENTS,), Sharding((0, 1), Replicated()))
+    replicated = ArraySpec("int8", (MAX_CONTENTS,), Sharding((0, 1), Replicated()))
     rig.session.staged.append(rig.make(1, replicated))
     rig.take()
     op = ask(rig, ContentsQuestion(1))
     (launch,) = [each for each in rig.take() if isinstance(each, m.Launch)]
-    rig.session.cluster.downloads.take(launch.feeds[0], bytes(MOST_CONTENTS), False, lambda: None)
+    rig.session.cluster.downloads.take(launch.feeds[0], bytes(MAX_CONTENTS), False, lambda: None)
     rig.settle()
-    assert len(rig.answer(op).compile.fingerprint_value) == MOST_CONTENTS
+    assert len(rig.answer(op).compile.fingerprint_value) == MAX_CONTENTS
 
 
 def test_a_question_about_no_array_forgets_what_is_staged(rig: Rig) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from atoll.errors import OK, Code
 from atoll.protocol import messages as m
 from atoll.protocol.version_requests import (
-    MOST_LAUNCH_ID,
+    MAX_LAUNCH_ID,
     OpenArrays,
     OpenedArrays,
     ReadArrays,
@@ -30,15 +30,15 @@ def reads(rig: Rig) -> list[m.ReadVersion]:
 
 def test_each_run_reads_the_version_of_the_reader_that_it_names(rig: Rig) -> None:
     executable = load(rig, ReadArrays(TARGETS, 3))
-    for reader, results in ((5, [1, 2]), (MOST_LAUNCH_ID, [3, 4])):
+    for reader, results in ((5, [1, 2]), (MAX_LAUNCH_ID, [3, 4])):
         rig.ask("execute", executable=executable, options={"launch_id": reader}, results=results)
         assert reads(rig) == [m.ReadVersion(reader, 3, TARGETS, tuple(results), False)]
 
 
 def test_a_reader_whose_number_no_run_can_pass_has_its_own_executable(rig: Rig) -> None:
-    executable = load(rig, ReadArrays(TARGETS, 0, True, MOST_LAUNCH_ID + 1))
+    executable = load(rig, ReadArrays(TARGETS, 0, True, MAX_LAUNCH_ID + 1))
     rig.ask("execute", executable=executable, results=[1, 2])
-    assert reads(rig) == [m.ReadVersion(MOST_LAUNCH_ID + 1, 0, TARGETS, (1, 2), True)]
+    assert reads(rig) == [m.ReadVersion(MAX_LAUNCH_ID + 1, 0, TARGETS, (1, 2), True)]
 
 
 def test_a_negative_number_of_a_reader_is_an_error_of_the_run(rig: Rig) -> None:

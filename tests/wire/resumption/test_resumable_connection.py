@@ -45,7 +45,7 @@ SENDS = st.lists(st.tuples(st.sampled_from("dl"), st.integers(0, 3), st.integers
 @given(SENDS, st.lists(st.integers(0, 400), max_size=12), st.integers(40, 5000))
 @settings(max_examples=examples(60), deadline=None)
 def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(sends, cuts, part):
-    limits = LinkLimits(acknowledge_messages=5, first_pause=0.0, most_pause=0.0)
+    limits = LinkLimits(acknowledge_messages=5, first_pause=0.0, max_pause=0.0)
 
     async def main() -> None:
         network = Network([], part)

@@ -27,10 +27,10 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
 
-CPU_LEAST_BYTES = 4 << 20  # smallest array that is resharded on the cluster, if its devices are CPUs
-LEAST_ARRAYS = 4  # of a tree, for which a computation or a program is faster than JAX's own path for each small array
-MOST_ARRAYS = 512  # of one program
-_MOST_KEPT = 1024  # computations
+CPU_MIN_BYTES = 4 << 20  # smallest array that is resharded on the cluster, if its devices are CPUs
+MIN_ARRAYS = 4  # of a tree, for which a computation or a program is faster than JAX's own path for each small array
+MAX_ARRAYS = 512  # of one program
+_MAX_KEPT = 1024  # computations
 
 
 def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,15 +73,15 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         made: dict[int, Any] = {}
         if internals.CopySemantics.DONATE_INPUT in copy_semantics:
             copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
-        if len(xs) >= LEAST_ARRAYS:
+        if len(xs) >= MIN_ARRAYS:
             chosen, alike = _divided(xs, shardings, layouts)
             for positions in alike:
                 with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
                     reshard = _computation(xs[positions[0]], shardings[positions[0]])
                     made |= {i: reshard(xs[i]) for i in positions}
-            for first in range(0, len(chosen), MOST_ARRAYS):
-                batch = chosen[first : first + MOST_ARRAYS]
-                if len(batch) >= LEAST_ARRAYS:
+            for first in range(0, len(chosen), MAX_ARRAYS):
+                batch = chosen[first : first + MAX_ARRAYS]
+                if len(batch) >= MIN_ARRAYS:
                     with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
                         program = _tree_program(tuple([shardings[i] for i in batch]))
                         made |= zip(batch, program(*[xs[i] for i in batch]), strict=True)
@@ -130,7 +130,7 @@ def _divided(xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]
         x = xs[positions[0]]
         if _leaves(x, sharding):
             leaving += positions
-        elif len(positions) >= LEAST_ARRAYS and _changes_on_its_devices(x, sharding):
+        elif len(positions) >= MIN_ARRAYS and _changes_on_its_devices(x, sharding):
             staying.append(positions)
     return sorted(leaving), staying
 
@@ -173,7 +173,7 @@ def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
     target = internals.devices_of(sharding)
     if target is None or not _may_reshard(x, sharding):
         return False
-    is_small = x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu"
+    is_small = x.nbytes < CPU_MIN_BYTES and target[0].platform == "cpu"
     if is_small and not internals.forbids_transfers() and internals.is_canonical(x.dtype):
         return False
     return _has_other_shards(x, indices)
@@ -209,7 +209,7 @@ def _computation(x: Any, target: Any) -> Callable[[Any], Any]:
     return _compiled(x.aval.update(sharding=None), x.sharding, target)
 
 
-@client_cache(_MOST_KEPT)
+@client_cache(_MAX_KEPT)
 def _compiled(aval: Any, source: Any, target: Any) -> Callable[[Any], Any]:
     import jax
 
@@ -221,7 +221,7 @@ def _compiled(aval: Any, source: Any, target: Any) -> Callable[[Any], Any]:
     return compiled
 
 
-@client_cache(_MOST_KEPT)
+@client_cache(_MAX_KEPT)
 def _program(target: Any) -> Callable[[Any], Any]:
     import jax
 
@@ -233,7 +233,7 @@ def _program(target: Any) -> Callable[[Any], Any]:
     return program
 
 
-@client_cache(_MOST_KEPT)
+@client_cache(_MAX_KEPT)
 def _tree_program(targets: tuple[Any, ...]) -> Callable[..., Sequence[Any]]:
     import jax
 

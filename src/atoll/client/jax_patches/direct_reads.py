@@ -17,7 +17,7 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.client.plugin_programs import client_of, is_atoll
 
-LEAST_BYTES = 1 << 20  # of contents for which a direct channel to a host on another machine is opened
+MIN_BYTES = 1 << 20  # of contents for which a direct channel to a host on another machine is opened
 _REQUESTED = "_atoll_contents"  # attribute of an array whose contents were requested
 
 
@@ -38,7 +38,7 @@ def request_contents(array: Any) -> ArrivingContents | None:
     losses = CLIENT_CHANNEL.reads.losses
     if not CLIENT_CHANNEL.receives_from(devices[0].client):
         return None
-    if array.nbytes >= LEAST_BYTES:
+    if array.nbytes >= MIN_BYTES:
         CLIENT_CHANNEL.sends_to(devices[0])  # asks for a direct channel if necessary
     try:
         requested = CLIENT_CHANNEL.reads.start(array, devices, array.nbytes, losses)

@@ -23,7 +23,7 @@ from atoll.client.jax_patches.small_writes import made_of
 from atoll.client.plugin_programs import is_atoll
 from atoll.transfers.shared_slots import SLOT_BYTES
 
-_MOST_TYPES = 512
+_MAX_TYPES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ def _made(x: Any, sharding: Any, committed: bool) -> Any:
     return made_of(aval, sharding, [value], devices, committed)
 
 
-@client_cache(_MOST_TYPES)
+@client_cache(_MAX_TYPES)
 def _sharding_on(device: Any) -> Any:
     from jax.sharding import SingleDeviceSharding
 
     return SingleDeviceSharding(device)
 
 
-@functools.lru_cache(maxsize=_MOST_TYPES)
+@functools.lru_cache(maxsize=_MAX_TYPES)
 def _type_of(kind: Any, settings: Any) -> Any:
     """Return JAX's type of an array, given by dtype and shape, or of a Python number, given by its class."""
     from atoll.client import jax_internals as internals

@@ -12,7 +12,7 @@ from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Replacement
 from atoll.ir.types import REPLICATED, Replicated, Tiled
 
-_MOST_TILINGS = 512
+_MAX_TILINGS = 512
 
 # `(aval, sharding, shards, devices, committed)`; returns None if JAX itself has to make the array.
 Make = Callable[[Any, Any, Sequence[Any], Sequence[Any], bool], Any]
@@ -45,20 +45,20 @@ def made_first_by(make: Make) -> Replacement:
 
 
 def whole_array(
-    aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], most: int
+    aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], limit: int
 ) -> tuple[np.ndarray[Any, Any] | np.generic, Replicated | Tiled] | None:
     """Return the array of which `xs` are the shards on `devices`, and its tiling.
 
-    If each device has the whole array, it is `xs[0]`, and otherwise a copy. Return None if it has more than `most`
+    If each device has the whole array, it is `xs[0]`, and otherwise a copy. Return None if it has more than `limit`
     bytes, or if these shards are not those of one NumPy array of the type `aval`.
     """
     first = xs[0]
-    if not isinstance(first, np.ndarray | np.generic) or first.dtype != aval.dtype or first.nbytes > most:
+    if not isinstance(first, np.ndarray | np.generic) or first.dtype != aval.dtype or first.nbytes > limit:
         return None
     if len(devices) == 1 or sharding.is_fully_replicated:
         return None if any([x is not first for x in xs]) else (first, REPLICATED)
     tiling = _tiling(sharding, len(aval.shape))
-    if tiling is None or math.prod(aval.shape) * aval.dtype.itemsize > most:
+    if tiling is None or math.prod(aval.shape) * aval.dtype.itemsize > limit:
         return None
     indices = sharding.devices_indices_map(aval.shape)
     if len(indices) != len(devices):
@@ -72,7 +72,7 @@ def whole_array(
     return whole, tiling
 
 
-@client_cache(_MOST_TILINGS)
+@client_cache(_MAX_TILINGS)
 def _tiling(sharding: Any, rank: int) -> Tiled | None:
     """Return the tiles of arrays that are divided, or None if devices have something else."""
     from atoll.client import jax_internals as internals

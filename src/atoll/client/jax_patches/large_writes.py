@@ -19,13 +19,13 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.ir.types import REPLICATED
 from atoll.transfers.shared_slots import SLOT_BYTES
 
-LEAST_BYTES = 1 << 20  # of a shard that is sent by itself
-MOST_JOINED = 16 << 20  # bytes of an array whose shards are copied into one
+MIN_BYTES = 1 << 20  # of a shard that is sent by itself
+MAX_JOINED = 16 << 20  # bytes of an array whose shards are copied into one
 
 
 def _is_large(x: Any) -> bool:
     """Return whether the contents of `x` can be sent from its memory, and are large enough."""
-    return isinstance(x, np.ndarray) and x.nbytes >= LEAST_BYTES and bool(x.flags.c_contiguous)
+    return isinstance(x, np.ndarray) and x.nbytes >= MIN_BYTES and bool(x.flags.c_contiguous)
 
 
 def detached(x: Any, sharding: Any) -> Any:
@@ -94,11 +94,11 @@ def _make_joined(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[
 
     if len(devices) == 1 or not isinstance(xs[0], np.ndarray):
         return None
-    if not SLOT_BYTES < math.prod(aval.shape) * aval.dtype.itemsize <= MOST_JOINED:
+    if not SLOT_BYTES < math.prod(aval.shape) * aval.dtype.itemsize <= MAX_JOINED:
         return None
     if len({getattr(device, "host", None) for device in devices}) > 1 or not _can_send(aval, sharding, devices):
         return None
-    found = whole_array(aval, sharding, xs, devices, MOST_JOINED)
+    found = whole_array(aval, sharding, xs, devices, MAX_JOINED)
     if found is None:
         return None
     whole, tiling = np.asarray(found[0]), found[1]

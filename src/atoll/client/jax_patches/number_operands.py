@@ -15,9 +15,9 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.client.plugin_programs import is_atoll
 
-MOST_CONSTANTS = 256
-MOST_SEEN = 1024
-_MOST_INTEGER = 1 << 31
+MAX_CONSTANTS = 256
+MAX_SEEN = 1024
+_MAX_INTEGER = 1 << 31
 _OPERATORS = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod"),
     *("eq", "ne", "lt", "le", "gt", "ge"),
@@ -75,7 +75,7 @@ class Constants:
 
     def find(self, number: float, device: Any) -> Any:
         """Return the array of a number on a device. Return None if JAX has to convert the number."""
-        if number != number or (type(number) is int and not -_MOST_INTEGER <= number < _MOST_INTEGER):
+        if number != number or (type(number) is int and not -_MAX_INTEGER <= number < _MAX_INTEGER):
             return None
         if device.client is not self._client:
             return None
@@ -95,7 +95,7 @@ class Constants:
             drops = self._drops
             if key not in self._seen:
                 self._seen[key] = None
-                if len(self._seen) > MOST_SEEN:
+                if len(self._seen) > MAX_SEEN:
                     del self._seen[next(iter(self._seen))]
                 return None
         array = self._make(number, device)
@@ -109,7 +109,7 @@ class Constants:
             if contents is None:
                 return array
             self._arrays[key] = array, contents
-            if len(self._arrays) > MOST_CONSTANTS:
+            if len(self._arrays) > MAX_CONSTANTS:
                 del self._arrays[next(iter(self._arrays))]
         return array
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, first_feed
+from atoll.protocol.submission import MAX_READINGS, RUNS_OF_A_READING, first_feed
 
-_MOST_EXECUTABLES = 256
+_MAX_EXECUTABLES = 256
 # An array of a type that was written so often before is made by an executable, which costs round trips.
-LEAST_WRITTEN = 2
-MOST_TYPES = 1024  # whose arrays are counted
+MIN_WRITTEN = 2
+MAX_TYPES = 1024  # whose arrays are counted
 
 Value = TypeVar("Value", contravariant=True)
 
@@ -42,11 +42,11 @@ class WrittenTypes:
         self._written: dict[Hashable, int] = {}
 
     def is_frequent(self, key: Hashable) -> bool:
-        """Count an array of this type. Return whether it was written `LEAST_WRITTEN` times before."""
+        """Count an array of this type. Return whether it was written `MIN_WRITTEN` times before."""
         written = self._written.get(key, 0)
-        if written >= LEAST_WRITTEN:
+        if written >= MIN_WRITTEN:
             return True
-        if len(self._written) >= MOST_TYPES:
+        if len(self._written) >= MAX_TYPES:
             self._written.clear()
         self._written[key] = written + 1
         return False
@@ -108,16 +108,16 @@ class NumberedRuns:
 
     def _add(self, key: Hashable, submit: Callable[[int], Callable[[list[Any]], Any]]) -> _Executable:
         number = next(self._numbers)
-        if number >= MOST_READINGS:
-            raise ValueError(f"this process has used all {MOST_READINGS} numbers of executables")
+        if number >= MAX_READINGS:
+            raise ValueError(f"this process has used all {MAX_READINGS} numbers of executables")
         executable = self._executables[key] = _Executable(submit(number), number)
-        if len(self._executables) > _MOST_EXECUTABLES:
+        if len(self._executables) > _MAX_EXECUTABLES:
             del self._executables[next(iter(self._executables))]
         return executable
 
     def takes(self, key: Hashable) -> bool:
         """Return whether the executable of `key` exists, or is one more that replaces none."""
-        return key in self._executables or len(self._executables) < _MOST_EXECUTABLES
+        return key in self._executables or len(self._executables) < _MAX_EXECUTABLES
 
     def forget_executables(self) -> None:
         """Forget the executables, because the client was closed."""

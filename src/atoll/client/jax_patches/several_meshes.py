@@ -15,7 +15,7 @@ from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 
-_MOST_KEPT = 256  # programs; JAX keeps at least as many of its own traces
+_MAX_KEPT = 256  # programs; JAX keeps at least as many of its own traces
 
 
 def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
     return _pjit_call_impl_python
 
 
-@client_cache(_MOST_KEPT)
+@client_cache(_MAX_KEPT)
 def _program(
     jaxpr: Any, name: str, in_shardings: tuple[Any, ...], out_shardings: tuple[Any, ...], donated: tuple[int, ...]
 ) -> Any:

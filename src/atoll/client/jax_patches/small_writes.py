@@ -17,7 +17,7 @@ from atoll.client.jax_patches.patch import Patch
 from atoll.client.plugin_programs import is_atoll
 from atoll.transfers.shared_slots import SLOT_BYTES
 
-_MOST_HANDLERS = 512
+_MAX_HANDLERS = 512
 
 
 def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
@@ -43,7 +43,7 @@ def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any],
     return None if results is None else results.consume_with_handlers([_handler(aval, sharding, committed)])[0]
 
 
-@client_cache(_MOST_HANDLERS)
+@client_cache(_MAX_HANDLERS)
 def _handler(aval: Any, sharding: Any, committed: bool) -> Any:
     from atoll.client import jax_internals as internals
 

@@ -14,9 +14,9 @@ from typing import Any
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll, staging, staging_call
 from atoll.errors import Kind, details_of
-from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, MOST_SHARDS, ContentsQuestion
+from atoll.protocol.questions import MAX_ARRAYS, MAX_CONTENTS, MAX_SHARDS, ContentsQuestion
 
-MOST_BYTES = 1 << 16  # of an array that is read together with others
+MAX_BYTES = 1 << 16  # of an array that is read together with others
 # Guards of explicit transfers to the host that allow them without a message.
 _GUARDS = (None, "allow", "log", "disallow")
 
@@ -49,7 +49,7 @@ def _is_readable(leaf: Any) -> bool:
         isinstance(leaf, internals.Array)
         and leaf._npy_value is None
         and not leaf.is_deleted()
-        and leaf.nbytes <= MOST_BYTES
+        and leaf.nbytes <= MAX_BYTES
         and internals.has_numpy_contents(leaf.dtype)
         and (leaf.is_fully_replicated or _is_divided(leaf))
     )
@@ -73,7 +73,7 @@ def _batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     size = shards = 0
     for array in arrays:
         count = _shards(array)
-        if len(batch) == MOST_ARRAYS or size + array.nbytes > MOST_CONTENTS or shards + count > MOST_SHARDS:
+        if len(batch) == MAX_ARRAYS or size + array.nbytes > MAX_CONTENTS or shards + count > MAX_SHARDS:
             yield batch
             batch, size, shards = [], 0, 0
         batch.append(array)

@@ -14,11 +14,11 @@ import numpy as np
 from atoll.client.jax_patches.large_writes import detached, made_of
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
-from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
+from atoll.protocol.questions import MAX_ARRAYS, MAX_CONTENTS
 from atoll.protocol.submission import PutArray, Putting, encode
 
-MOST_BYTES = 1 << 14  # of an array that is made together with others
-LEAST_ARRAYS = 4  # the request is answered twice before the first array can be used
+MAX_BYTES = 1 << 14  # of an array that is made together with others
+MIN_ARRAYS = 4  # the request is answered twice before the first array can be used
 
 
 def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,13 +37,13 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
             for i, (x, sharding, layout) in enumerate(zip(xs, shardings, layouts, strict=True)):
                 if layout is not None:
                     continue
-                if len(xs) >= LEAST_ARRAYS and (device := _device(x, sharding)) is not None:
+                if len(xs) >= MIN_ARRAYS and (device := _device(x, sharding)) is not None:
                     groups[device].append(i)
                 elif (array := made_of(x, sharding)) is not None:
                     made[i] = array
         for device, positions in groups.items():
             for batch in _batches(xs, positions):
-                if len(batch) >= LEAST_ARRAYS:
+                if len(batch) >= MIN_ARRAYS:
                     made |= zip(batch, _make(device, [(xs[i], shardings[i]) for i in batch]), strict=False)
         rest = [i for i in range(len(xs)) if i not in made]
         if rest:
@@ -58,7 +58,7 @@ def _device(x: Any, sharding: Any) -> Any:
     """Return the device of Atoll on which the array can be made together with others, or None."""
     from atoll.client import jax_internals as internals
 
-    if not isinstance(x, np.ndarray | np.generic) or x.nbytes > MOST_BYTES:
+    if not isinstance(x, np.ndarray | np.generic) or x.nbytes > MAX_BYTES:
         return None
     devices = internals.devices_of(sharding)
     if devices is None or len(devices) != 1 or not is_atoll(devices[0].client):
@@ -75,7 +75,7 @@ def _batches(xs: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
     batches: list[list[int]] = [[]]
     size = 0
     for i in positions:
-        if len(batches[-1]) == MOST_ARRAYS or size + xs[i].nbytes > MOST_CONTENTS:
+        if len(batches[-1]) == MAX_ARRAYS or size + xs[i].nbytes > MAX_CONTENTS:
             batches.append([])
             size = 0
         batches[-1].append(i)

@@ -26,7 +26,7 @@ from atoll.errors import AtollError
 _log = logging.getLogger(__name__)
 
 _PACKAGE = str(Path(atoll.__file__).parent) + os.sep
-_MOST_CHARACTERS = 400
+_MAX_CHARACTERS = 400
 _TELL_SECONDS = 2.0  # for the report to be sent, before the process ends in any case
 _LINGER_SECONDS = 0.1  # a socket that is closed with unread input may discard what it has sent
 
@@ -40,8 +40,8 @@ def described(error: BaseException) -> str:
     places = [frame for frame in frames if frame.filename.startswith(_PACKAGE) and frame.filename != __file__]
     place = f" ({places[-1].filename.removeprefix(_PACKAGE)}:{places[-1].lineno})" if places else ""
     text = " ".join(str(error).split())
-    if len(text) > _MOST_CHARACTERS:
-        text = f"{text[:_MOST_CHARACTERS]}..."
+    if len(text) > _MAX_CHARACTERS:
+        text = f"{text[:_MAX_CHARACTERS]}..."
     return f"{type(error).__name__}{text and f': {text}'}{place}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 LEASE_SECONDS = 10.0
 LAPSED_STATUS = 75  # exit status of a process whose lease expired (sysexits.h: EX_TEMPFAIL)
 FAILED_STATUS = 70  # exit status of a process that a bug ended (sysexits.h: EX_SOFTWARE)
-LEAST_LEASE_SECONDS = 3.0  # minimum for the setting
+MIN_LEASE_SECONDS = 3.0  # minimum for the setting
 CLIENT_LEASES = 6  # leases for which a client may be silent: it may be far away, or be stopped for a while
 PING_SECONDS = 1.0
 _JITTER_SECONDS = 0.2  # delay of a timer that is not counted as time without running
@@ -55,7 +55,7 @@ class Leases:
         """
         return max(0.0, min(self.seconds, self.seconds + self.period - self.silence(peer, now)))
 
-    def least_left(self, peers: Iterable[int], now: float) -> float:
+    def min_left(self, peers: Iterable[int], now: float) -> float:
         """Return for how long all of these peers may trust this process: see `left`."""
         renewed = self._renewed
         silence = now - min([renewed.get(peer, now) for peer in peers])

@@ -18,7 +18,7 @@ from atoll.cluster.printable import printable_text
 from atoll.decodable import decodable
 
 REPEAT_SECONDS = 60.0  # in which the same line is logged once
-MOST_LINES = 256  # that are remembered
+MAX_LINES = 256  # that are remembered
 _PROBLEMS = frozenset(("warning", "error", "critical"))  # levels
 FIELDS = "fields"  # attribute of a log record: a mapping of further fields, such as session, tenant and event
 
@@ -106,7 +106,7 @@ class Repetitions(logging.Filter):
             return False
         self._lines.pop(key, None)
         self._lines[key] = [record.created, 0]
-        if len(self._lines) > MOST_LINES:
+        if len(self._lines) > MAX_LINES:
             del self._lines[next(iter(self._lines))]
         if known is not None and known[1]:
             seconds = max(0.0, record.created - known[0])
@@ -126,10 +126,10 @@ class LogLine(msgspec.Struct, frozen=True):
     fields: dict[str, Any] = {}
 
 
-def warnings_in(log: str, most: int) -> list[str]:
-    """Return the last `most` lines of a log that are warnings or errors of Atoll's processes."""
+def warnings_in(log: str, limit: int) -> list[str]:
+    """Return the last `limit` lines of a log that are warnings or errors of Atoll's processes."""
     found = [line for line in log.splitlines() if (known := parse_line(line)) is not None and known.level in _PROBLEMS]
-    return found[-most:]
+    return found[-limit:]
 
 
 class _JsonLine(msgspec.Struct):

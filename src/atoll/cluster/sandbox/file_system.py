@@ -21,7 +21,7 @@ from atoll.cluster.sandbox.grants import Sandbox, View
 
 _OLD = "/.old"
 _PRIVATE = "/.private"
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1"} | {
     "stderr": "/proc/self/fd/2"
@@ -221,7 +221,7 @@ class _Root:
                 continue
             links += 1
             target = os.readlink(_OLD + there)
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 return None
             if not os.path.lexists(there):
                 os.makedirs(here or "/", exist_ok=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-MOST_PROCESSES = 4096  # processes and threads of a sandbox
+MAX_PROCESSES = 4096  # processes and threads of a sandbox
 _OWN = ("/proc", "/sys", "/dev")  # not grantable, since the sandbox has its own
 
 
@@ -43,7 +43,7 @@ class Sandbox(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     network: bool = False
     memory_bytes: int = 0
-    processes: int = MOST_PROCESSES
+    processes: int = MAX_PROCESSES
     identity: int = 0
 
     @property

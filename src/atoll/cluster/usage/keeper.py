@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from atoll.atomic_files import write_atomically
-from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Expected, Usage
+from atoll.cluster.usage.usage_records import MAX_ESTIMATES, By, Estimate, Expected, Usage
 from atoll.decodable import decodable
 from atoll.missing import MISSING
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from atoll.cluster.usage.usage_store import Record, UsageStore
 
 COMPACT_SECONDS = 60.0
-MOST_WAITING = 3600  # records, one per second, that wait for a disk; then the oldest are dropped
+MAX_WAITING = 3600  # records, one per second, that wait for a disk; then the oldest are dropped
 _END_SECONDS = 5.0
 _DAMAGE = (11, 26)  # SQLITE_CORRUPT and SQLITE_NOTADB: this process imports sqlite3 only when it needs it
 
 # The file of estimates in the directory of compiled programs. All clusters that use the directory share it. Each writes
 # a merged file and renames it, so readers always find a complete file.
 FILE_NAME = "atoll-estimates.json"
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _decode = msgspec.json.Decoder(decodable(tuple[Estimate, ...])).decode
 
 _Result = TypeVar("_Result")
@@ -60,7 +60,7 @@ class Keeper:
         self._usage = usage
         self._estimates = estimates
         self._run = int(time.time())
-        self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[Record] = deque(maxlen=MAX_WAITING)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._store: UsageStore | None = None
@@ -187,7 +187,7 @@ class Keeper:
         try:
             self._with_store(lambda store: store.add(records))
         except Exception:
-            room = MOST_WAITING - len(waiting)
+            room = MAX_WAITING - len(waiting)
             waiting.extendleft(reversed(records[max(0, len(records) - room) :]))  # to retry with the next job
             raise
         now = time.monotonic()
@@ -220,7 +220,7 @@ def _estimates(directory: str) -> tuple[Estimate, ...]:
     """Return the same as `read_estimates`. Raise OSError if the file is unreadable."""
     try:
         with open(Path(directory) / FILE_NAME, "rb") as file:
-            return _decode(file.read(_MOST_BYTES))[-MOST_ESTIMATES:]
+            return _decode(file.read(_MAX_BYTES))[-MAX_ESTIMATES:]
     except (*MISSING, msgspec.MsgspecError):
         return ()
 
@@ -232,5 +232,5 @@ def write_estimates(directory: str, learnt: Sequence[Estimate]) -> None:
         merged.pop(each.key, None)
         merged[each.key] = each
     os.makedirs(directory, exist_ok=True)
-    content = msgspec.json.encode(list(merged.values())[-MOST_ESTIMATES:])
+    content = msgspec.json.encode(list(merged.values())[-MAX_ESTIMATES:])
     write_atomically(Path(directory) / FILE_NAME, content, mode=0o666)

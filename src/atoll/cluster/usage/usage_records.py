@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-MOST_ESTIMATES = 10_000
+MAX_ESTIMATES = 10_000
 
 
 class By(StrEnum):

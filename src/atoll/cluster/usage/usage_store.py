@@ -1,7 +1,7 @@
 """Usage records in SQLite, with one row per account and period.
 
 An account is a program of a session. Periods are seconds for two hours, then minutes, after two days hours, and after a
-month days of a whole tenant, which are stored for ten years. If there are more than `MOST_ROWS`, periods become longer
+month days of a whole tenant, which are stored for ten years. If there are more than `MAX_ROWS`, periods become longer
 earlier, so the file is bounded.
 
 Ages are measured on a clock in the file, which follows the system's clock, but advances at most `_CATCH_UP` times as
@@ -22,14 +22,14 @@ from typing import Any
 
 from atoll.cluster.usage.usage_records import By, Expected, Usage
 
-MOST_ROWS = 500_000
+MAX_ROWS = 500_000
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 # Length of a period, length that it becomes, and the age at which it does, in seconds.
 _TIERS = ((1, MINUTE, 2 * HOUR), (MINUTE, HOUR, 2 * DAY), (HOUR, DAY, 31 * DAY))
 _DAYS_KEPT = 3650 * DAY
-_MOST_HALVINGS = 16
+_MAX_HALVINGS = 16
 _CATCH_UP = 10.0  # a cluster that was down for a month ages its records within three days
-_MOST_KNOWN = 10_000
+_MAX_KNOWN = 10_000
 _LOCKED_SECONDS = 2.0  # for a controller that was just killed to release its lock
 
 _FORMAT = 1
@@ -116,7 +116,7 @@ class UsageStore:
         number = self._accounts.get(key)
         if number is None:
             number = self._find(self._run, row.tenant, row.session, row.label, row.program)
-            if len(self._accounts) >= _MOST_KNOWN:
+            if len(self._accounts) >= _MAX_KNOWN:
                 self._accounts.clear()
             self._accounts[key] = number
         return number
@@ -171,27 +171,27 @@ class UsageStore:
 
     # ---- compaction
 
-    def compact(self, now: float, most: int = MOST_ROWS, elapsed: float = math.inf) -> None:
+    def compact(self, now: float, limit: int = MAX_ROWS, elapsed: float = math.inf) -> None:
         """Merge old periods into longer ones, and delete the oldest. Call this from time to time.
 
         Args:
           now: the system's clock, in seconds since 1970.
-          most: maximum number of rows.
+          limit: maximum number of rows.
           elapsed: real seconds since the last call.
         """
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._move_from_future(int(now))
             aged = self._advance_clock(now, elapsed)
-            for halvings in range(_MOST_HALVINGS):
+            for halvings in range(_MAX_HALVINGS):
                 for length, longer, age in _TIERS:
                     before = int((now if halvings else aged) - age / 2**halvings)
                     self._fold(length, longer, before if halvings else before // longer * longer)
-                if self._count() <= most:
+                if self._count() <= limit:
                     break
             for table in ("usage", "present"):
                 self._database.execute(f"DELETE FROM {table} WHERE start < ?", (int(aged) - _DAYS_KEPT,))
-            excess = self._count() - most
+            excess = self._count() - limit
             if excess > 0:
                 self._database.execute(
                     "DELETE FROM usage WHERE (length, start, account) IN "

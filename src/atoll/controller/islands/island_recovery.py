@@ -37,7 +37,7 @@ _PRESENT_SECONDS = 2.5
 LINK_SECONDS = 2.0
 
 # Remembered pairs of machines that lost each other: a spare replaces one of them the second time.
-_MOST_DIVIDED = 64
+_MAX_DIVIDED = 64
 
 _HOSTS = attrgetter("hosts")
 _LOST = "what was stored or ran on its island is lost"
@@ -291,7 +291,7 @@ class IslandRecovery:
             if one is not None and other is not None and one.island == other.island and are_present:
                 machines = min(one.machine, other.machine), max(one.machine, other.machine)
                 is_again = all(machines) and machines in self._divided
-                self._divided = dict(list(self._divided.items())[-_MOST_DIVIDED:]) | {machines: now}
+                self._divided = dict(list(self._divided.items())[-_MAX_DIVIDED:]) | {machines: now}
                 self._restart(
                     one.island,
                     f"hosts {one.number} and {other.number} of island {one.island} have not heard each other for "

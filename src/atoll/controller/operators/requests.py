@@ -30,7 +30,7 @@ from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.session import Session
 
-_MOST_ISLANDS = 1 << 16
+_MAX_ISLANDS = 1 << 16
 Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest | m.UndrainRequest
 
 
@@ -193,8 +193,8 @@ class Operators:
     # ---- new islands
 
     def _add_island(self, operator: int, ask: m.AddIslandRequest) -> None:
-        if len(self._resources.islands) >= _MOST_ISLANDS:
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MOST_ISLANDS} islands")
+        if len(self._resources.islands) >= _MAX_ISLANDS:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MAX_ISLANDS} islands")
         shape = ask.shape or self._shape_like(ask.like)
         try:
             shape.check()

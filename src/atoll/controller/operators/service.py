@@ -10,9 +10,9 @@ import msgspec
 from atoll.cluster.array_names import check_patterns, split_name
 from atoll.cluster.tenant_settings import (
     LIMIT_TEXTS,
-    MOST_PRIORITY,
-    MOST_RESERVE,
-    MOST_SHARE,
+    MAX_PRIORITY,
+    MAX_RESERVE,
+    MAX_SHARE,
     TenantSettings,
     limit_text,
 )
@@ -36,9 +36,9 @@ from atoll.telemetry.report import ReportSource, report
 from atoll.telemetry.trace_requests import Tracing
 
 # Waiting requests per connection.
-MOST_REQUESTS = 64
+MAX_REQUESTS = 64
 # Bytes of a report. A user's report grows with the sessions and slices of the user's tenant.
-MOST_STATUS_BYTES = 48 << 20
+MAX_STATUS_BYTES = 48 << 20
 # Requests that change nothing until their reply is sent.
 _ONLY_READS = m.StatusRequest | m.DumpRequest
 
@@ -110,8 +110,8 @@ class OperatorService:
         match message:
             case m.StatusRequest():
                 content = msgspec.json.encode(report(self._controller, viewer, now))
-                if len(content) > MOST_STATUS_BYTES:
-                    text = f"the report has {len(content)} bytes, and a reply at most {MOST_STATUS_BYTES}"
+                if len(content) > MAX_STATUS_BYTES:
+                    text = f"the report has {len(content)} bytes, and a reply at most {MAX_STATUS_BYTES}"
                     raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: end sessions, or release slices")
                 reply = m.StatusReply(content)
             case m.DumpRequest():
@@ -181,25 +181,25 @@ class OperatorService:
             current = TenantSettings(message.name, message.token_hash)
         else:
             current = known.settings
-        if message.share is not None and not 0 < message.share <= MOST_SHARE:
+        if message.share is not None and not 0 < message.share <= MAX_SHARE:
             raise invalid(
                 f"the share of tenant {message.name} cannot be {message.share:g}: a share is more than 0 and at most "
-                f"{MOST_SHARE:.0f}"
+                f"{MAX_SHARE:.0f}"
             )
-        if message.priority is not None and abs(message.priority) > MOST_PRIORITY:
+        if message.priority is not None and abs(message.priority) > MAX_PRIORITY:
             raise invalid(
                 f"the priority of tenant {message.name} cannot be {message.priority}: a priority is from "
-                f"{-MOST_PRIORITY} to {MOST_PRIORITY}"
+                f"{-MAX_PRIORITY} to {MAX_PRIORITY}"
             )
         for name, value in message.limits.items():
             if name not in LIMIT_TEXTS:
                 raise invalid(f"tenants have no limit `{name[:100]}`")
             if value < 0:
                 raise invalid(f"the limit `{name}` of tenant {message.name} cannot be {value}: 0 means no limit")
-        if message.limits.get("reserve", 0) > MOST_RESERVE:
+        if message.limits.get("reserve", 0) > MAX_RESERVE:
             raise invalid(
                 f"the reserve of tenant {message.name} cannot be {message.limits['reserve']}: "
-                f"a reserve is a percentage of device time, and at most {MOST_RESERVE}"
+                f"a reserve is a percentage of device time, and at most {MAX_RESERVE}"
             )
         try:
             check_patterns("publish", message.publish or (), has_owner=False)
@@ -273,9 +273,9 @@ class WaitingRequests:
         assert peer.tenant is not None
         number = peer.connection
         self._turns.add(number, peer.tenant.name, message)
-        if len(self.waiting[number]) > MOST_REQUESTS:
+        if len(self.waiting[number]) > MAX_REQUESTS:
             self._turns.remove(number)
-            self._end(peer, f"more than {MOST_REQUESTS} requests of this command are waiting")
+            self._end(peer, f"more than {MAX_REQUESTS} requests of this command are waiting")
 
     def proceed(self) -> None:
         """Answer one request. Tenants take turns, and the connections of one tenant take turns."""

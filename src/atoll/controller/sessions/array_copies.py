@@ -1,7 +1,7 @@
 """Copies of published arrays on other islands: replicas, and arrays that leave an island which is drained.
 
 A version needs copies if its publisher asked for replicas, or if one of its islands is being drained. The vault
-launches transfers that make them, at most `MOST_READ` arrays at a time for each version. Copies never wait for memory:
+launches transfers that make them, at most `MAX_READ` arrays at a time for each version. Copies never wait for memory:
 if no island has enough, the version lacks them. Atoll looks again when one has enough, or later. When arrays on another
 island exist, those on the island that is drained are freed.
 
@@ -39,20 +39,20 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.session import Session
 
 # Versions of a tenant of which arrays are examined or copied at the same time. Copies may wait for a quota.
-_MOST_AT_ONCE = 4
+_MAX_AT_ONCE = 4
 # Until Atoll tries again to make a copy. The time doubles with each attempt that changes nothing.
 RETRY_SECONDS = 10.0
 _LONGEST_RETRY_SECONDS = 320.0
 # Devices without enough memory that are remembered for a version.
-_MOST_AWAITED = 64
+_MAX_AWAITED = 64
 # Versions for which Atoll looks each second whether such a device has enough memory now.
-_MOST_LOOKED = 32
+_MAX_LOOKED = 32
 # Groups of arrays on different islands that are copied in one flush: each one looks at all islands.
-_MOST_PLACES = 4
+_MAX_PLACES = 4
 # Islands for which a transfer is lowered although its scratch memory may not fit there.
-_MOST_LOWERED = 2
+_MAX_LOWERED = 2
 # Versions that the error of a drain names.
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(eq=False)
@@ -133,7 +133,7 @@ class ArrayCopies:
         """Examine as many of the waiting versions of each tenant as may be examined at once."""
         busy = Counter(key[0] for key in (*self._runs, *self.due))
         for tenant, waiting in list(self._queues.items()):
-            while waiting and busy[tenant] < _MOST_AT_ONCE:
+            while waiting and busy[tenant] < _MAX_AT_ONCE:
                 key = next(iter(waiting))
                 del waiting[key]
                 if key in self._runs:
@@ -172,8 +172,8 @@ class ArrayCopies:
         if unexamined:
             self._admit()
             return None
-        named = [f"{each.title}: {each.problem}" for each in found[:_MOST_NAMED]]
-        return named if len(found) <= _MOST_NAMED else [*named, f"and {len(found) - _MOST_NAMED} more versions"]
+        named = [f"{each.title}: {each.problem}" for each in found[:_MAX_NAMED]]
+        return named if len(found) <= _MAX_NAMED else [*named, f"and {len(found) - _MAX_NAMED} more versions"]
 
     def _on(self, island: int) -> list[Version]:
         """Return the versions with arrays or copies on the island."""
@@ -225,7 +225,7 @@ class ArrayCopies:
     def _look_for_memory(self) -> None:
         """Try again now to make copies that lacked memory which is free. Each second, other versions are looked at."""
         free = self._ledger.free
-        for key in list(islice(self._awaited, _MOST_LOOKED)):
+        for key in list(islice(self._awaited, _MAX_LOOKED)):
             awaited = self._awaited.pop(key)
             if key in self._retries:
                 if any(nbytes <= free(device) for device, nbytes in awaited.items()):
@@ -263,7 +263,7 @@ class ArrayCopies:
         if not first:
             version.problem = ""
             self._awaited.pop(key, None)
-        stop = min(first + m.MOST_READ, len(version.held))
+        stop = min(first + m.MAX_READ, len(version.held))
         results, stop = self._launch(vault, version, range(first, stop))
         if results:
             self._runs[key] = CopyRun(key, vault.number, results, stop)
@@ -285,7 +285,7 @@ class ArrayCopies:
         version.problem = problem
         awaited = self._awaited.setdefault(version.key, {}) if lacking else {}
         for device, nbytes in lacking.items():
-            if device in awaited or len(awaited) < _MOST_AWAITED:
+            if device in awaited or len(awaited) < _MAX_AWAITED:
                 awaited[device] = min(nbytes, awaited.get(device, nbytes))
         self._retries[version.key] = self._outbox.seconds + self._delays.get(version.key, RETRY_SECONDS)
 
@@ -316,7 +316,7 @@ class ArrayCopies:
             handle = next(iter(staying or copies))
             spec = spec_of(vault.directory.entries[handle])
             place = self._platform(vault, spec), tuple(staying.values())
-            if place not in lacking and len(lacking) == _MOST_PLACES:
+            if place not in lacking and len(lacking) == _MAX_PLACES:
                 stop = position
                 break
             lacking.setdefault(place, []).append(_Source(position, handle, spec))
@@ -381,7 +381,7 @@ class ArrayCopies:
                 if isinstance(error, MemoryLackedError):
                     awaited.setdefault(error.device, error.nbytes)
                 lowered += 1
-                if lowered == _MOST_LOWERED:
+                if lowered == _MAX_LOWERED:
                     break
         assert problem is not None
         raise problem

@@ -1,6 +1,6 @@
 """Files of published arrays: versions that outlive the islands that have them, and their cluster.
 
-After a version with `spill="disk"` is complete, the hosts write its arrays to files, at most `MOST_READ` arrays at a
+After a version with `spill="disk"` is complete, the hosts write its arrays to files, at most `MAX_READ` arrays at a
 time. A file counts from the moment in which the controller knows its size and checksum, so a host that is killed while
 it writes leaves nothing that is read.
 
@@ -29,7 +29,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Uneven, shard_shape
 from atoll.launch.launcher import Launcher
-from atoll.migration.array_spiller import MOST_TOGETHER, ArraySpiller
+from atoll.migration.array_spiller import MAX_TOGETHER, ArraySpiller
 from atoll.migration.persisted_arrays import PersistedArrays, PersistedVersion, StoredArray
 from atoll.named_arrays.named_arrays import RETRY_SECONDS, Action, NamedArrays
 from atoll.named_arrays.version_files import FileState, VersionFiles
@@ -44,11 +44,11 @@ from atoll.state.session import Session
 from atoll.state.tenants import Tenant
 
 # Versions whose arrays are written at the same time, one per tenant.
-_MOST_WRITTEN = 4
+_MAX_WRITTEN = 4
 # Versions of a tenant that could not be written and are put in line again in one tick.
-_MOST_RETRIED = 64
+_MAX_RETRIED = 64
 # Size of an empty string in a file.
-_LEAST_STRING_BYTES = 2
+_MIN_STRING_BYTES = 2
 
 
 @dataclass(eq=False)
@@ -192,7 +192,7 @@ class ArrayFiles:
 
     def tick(self, now: float) -> None:
         for tenant, lacking in list(self._lacking.items()):
-            first = list(islice(lacking.items(), _MOST_RETRIED))
+            first = list(islice(lacking.items(), _MAX_RETRIED))
             for key in [key for key, seconds in first if seconds <= now or tenant in self._relieved]:
                 _remove(self._lacking, key)
                 self._enqueue(key)
@@ -231,7 +231,7 @@ class ArrayFiles:
 
     def _admit(self) -> None:
         """Let as many versions be written as may be at once, of the tenants that have waited longest."""
-        free = _MOST_WRITTEN - len(self._writing)
+        free = _MAX_WRITTEN - len(self._writing)
         others = (tenant for tenant in self._queues if tenant not in self._writing)
         for tenant in list(islice(others, free)):
             waiting = self._queues.pop(tenant)
@@ -253,7 +253,7 @@ class ArrayFiles:
             self._lacks(version, files, exceeded)
             return
         self._count(files, version.tenant, size)
-        handles = tuple(version.held[first : first + m.MOST_READ])
+        handles = tuple(version.held[first : first + m.MAX_READ])
         specs = [spec_of(vault.directory.entries[handle]) for handle in handles]
         stored = tuple((spec, self._platform(vault, spec)) for spec in specs)
         files.problem = ""
@@ -434,7 +434,7 @@ class ArrayFiles:
         """Launch the restoration of the next arrays."""
         vault = self._open[restoration.vault]
         stored, first = self._stored[version.key], len(restoration.held)
-        for position in restoration.order[first : first + MOST_TOGETHER]:
+        for position in restoration.order[first : first + MAX_TOGETHER]:
             each = stored[position]
             devices = tuple(restoration.places[device] for device in each.spec.sharding.devices)
             spec = replace(each.spec, sharding=replace(each.spec.sharding, devices=devices))
@@ -596,5 +596,5 @@ def file_bytes(spec: ArraySpec) -> int:
             shapes = [shard_shape(spec.sharding, spec.shape, i) for i in range(len(spec.sharding.devices))]
         case _:
             shapes = [spec.shape]
-    item = _LEAST_STRING_BYTES if spec.dtype == "string" else -(-DTYPE_BITS.get(spec.dtype, 0) // 8)
+    item = _MIN_STRING_BYTES if spec.dtype == "string" else -(-DTYPE_BITS.get(spec.dtype, 0) // 8)
     return item * sum(map(math.prod, shapes))

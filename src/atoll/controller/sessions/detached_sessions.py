@@ -23,7 +23,7 @@ from atoll.state.session import Session
 from atoll.state.session_states import SessionState
 from atoll.state.tenants import Tenant
 
-MOST_DETACHED = 64  # sessions of a tenant
+MAX_DETACHED = 64  # sessions of a tenant
 # After this time, bytes of the script that have not arrived were lost with its proxy.
 ARRIVAL_SECONDS = 5.0
 
@@ -70,7 +70,7 @@ class DetachedSessions:
         """Detach the session. Return whether that is possible."""
         if not session.run.detach:
             return False
-        if sum(self._open[number].tenant is session.tenant for number in self.until) >= MOST_DETACHED:
+        if sum(self._open[number].tenant is session.tenant for number in self.until) >= MAX_DETACHED:
             return False
         self._suspensions.client_left(session)
         if session.state is not SessionState.RUNNING:

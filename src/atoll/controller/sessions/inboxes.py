@@ -35,14 +35,14 @@ _ITEMS_PER_STEP = 4
 # Items of messages that are handled at once.
 _SMALL_ITEMS = 16
 # Programs that are handled at once in one turn, and nodes that count as one more. A program takes a millisecond.
-_MOST_AT_ONCE = 4
+_MAX_AT_ONCE = 4
 _NODES_AS_A_PROGRAM = 8
 # Of all sessions in one turn, in units of 10 us, about the time to enqueue a node: messages that are handled at once.
-_MOST_COST = 2048
+_MAX_COST = 2048
 _COST = 4
 _COST_OF_LAUNCH = 8  # besides its nodes
 # Handles that are released or become errors at a time.
-_MOST_HANDLES = 256
+_MAX_HANDLES = 256
 
 _OF_PROGRAMS = frozenset((m.ProgramPart, m.RegisterProgram))
 # Bytes of a small object, such as a handle, and of a description of an array.
@@ -137,10 +137,10 @@ def _nodes_of(message: Any) -> int:
 
 def _divided(message: Any) -> tuple[Any, Any]:
     """Return the part of a message that is handled now, and the rest or None. A list above the limit stays whole."""
-    if type(message) not in (m.Release, m.MakeError) or not _MOST_HANDLES < len(message.handles) <= m.MAX_HANDLES:
+    if type(message) not in (m.Release, m.MakeError) or not _MAX_HANDLES < len(message.handles) <= m.MAX_HANDLES:
         return message, None
     handles = message.handles
-    return replace(message, handles=handles[:_MOST_HANDLES]), replace(message, handles=handles[_MOST_HANDLES:])
+    return replace(message, handles=handles[:_MAX_HANDLES]), replace(message, handles=handles[_MAX_HANDLES:])
 
 
 class Inboxes:
@@ -221,9 +221,9 @@ class Inboxes:
                 return False
             if kind in _OF_PROGRAMS:
                 self._at_once += 1 + _nodes_of(message) // _NODES_AS_A_PROGRAM
-                if self._at_once > _MOST_AT_ONCE:
+                if self._at_once > _MAX_AT_ONCE:
                     return False
-        return self._cost <= _MOST_COST
+        return self._cost <= _MAX_COST
 
     def _items_of(self, kind: type[Any]) -> Callable[[Any], int] | None:
         items = _ITEMS.get(kind)

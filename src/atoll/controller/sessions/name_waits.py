@@ -10,7 +10,7 @@ from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer
 from atoll.state.tenants import Tenant
 
-MOST_WAITING = 16  # scripts of a tenant
+MAX_WAITING = 16  # scripts of a tenant
 
 
 class NameWaits:
@@ -20,7 +20,7 @@ class NameWaits:
     """
 
     def __init__(self, state: ClusterState, detached: DetachedSessions) -> None:
-        self._most = state.settings.max_sessions
+        self._limit = state.settings.max_sessions
         self._peers = state.connections.peers
         self._outbox = state.outbox
         self._detached = detached
@@ -33,10 +33,10 @@ class NameWaits:
     def add(self, peer: Peer) -> None:
         """Let a proxy wait for the time that its Hello gives. Raises StatusError if too many wait."""
         tenant, _, seconds = _request_of(peer)
-        if len(self) >= self._most:
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{self._most} scripts wait for the names of their runs")
+        if len(self) >= self._limit:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{self._limit} scripts wait for the names of their runs")
         waiting = sum(self._peers[connection].tenant is tenant for connection in self._until)
-        if waiting >= MOST_WAITING:
+        if waiting >= MAX_WAITING:
             text = f"{waiting} scripts of tenant {tenant.name} wait for the names of their runs"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         self._until[peer.connection] = self._outbox.seconds + seconds

@@ -24,13 +24,13 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.programs import ProgramParts, calls_of
-from atoll.state.session import MOST_ERROR, Session
+from atoll.state.session import MAX_ERROR, Session
 from atoll.telemetry.trace_requests import Tracing
 
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
 # Bytes of errors that a client has made, after which the controller shortens further ones.
-MOST_ERROR_BYTES = 64 << 20
+MAX_ERROR_BYTES = 64 << 20
 Handlers = Mapping[type[Any], Callable[[Session, Any], None]]
 
 
@@ -156,8 +156,8 @@ class Proxies:
         session.has_errors = True
         status = message.status
         session.error_bytes += len(status.message) + sum(map(len, status.payloads.values()))
-        if session.error_bytes > MOST_ERROR_BYTES:
-            status = Status(status.code, status.message[:MOST_ERROR])
+        if session.error_bytes > MAX_ERROR_BYTES:
+            status = Status(status.code, status.message[:MAX_ERROR])
         for handle in message.handles:
             session.directory.add(handle, Entry((), 0, BufferState.FAILED, status))
 

@@ -28,9 +28,9 @@ from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.named_arrays import (
-    MOST_KEPT,
-    MOST_REPLICAS,
-    MOST_WAIT_SECONDS,
+    MAX_KEPT,
+    MAX_REPLICAS,
+    MAX_WAIT_SECONDS,
     Action,
     Free,
     NamedArrays,
@@ -50,15 +50,15 @@ from atoll.state.stepped_work import Turns
 from atoll.state.tenants import Tenant
 
 # Arrays that the vault takes over in one flush. The controller needs about a millisecond for them.
-_MOST_ADOPTED = 128
+_MAX_ADOPTED = 128
 # Cost of the answers to `OpenVersion` in one flush, in the cost of one array of a version (about 70 ns).
-_MOST_REPLIED = 1 << 14
+_MAX_REPLIED = 1 << 14
 _COST_OF_REPLY = 256
 _BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
 # Arrays of versions that begin in one flush: they are checked, or marked as published, in about a millisecond. A
 # version with no more arrays begins at once.
-_MOST_BEGUN = 512
+_MAX_BEGUN = 512
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class PublishedArrays:
         publication = Publication(session, message)
         try:
             self._check_request(session, message)
-            if self._decisions.begins_in_steps and len(message.handles) > _MOST_BEGUN:
+            if self._decisions.begins_in_steps and len(message.handles) > _MAX_BEGUN:
                 session.in_steps += 1
                 self._begun.add(session.number, session.tenant.name, publication)
                 return
@@ -143,14 +143,14 @@ class PublishedArrays:
             allowed = ", ".join(tenant.settings.publish) or "nothing"
             text = f"tenant {tenant.name} may not publish {name}: its setting `publish` allows {allowed}"
             raise StatusError(Code.PERMISSION_DENIED, text)
-        if not 1 <= message.keep <= MOST_KEPT:
-            raise invalid(f"a name can keep 1 to {MOST_KEPT} versions, not {message.keep}")
+        if not 1 <= message.keep <= MAX_KEPT:
+            raise invalid(f"a name can keep 1 to {MAX_KEPT} versions, not {message.keep}")
         self._check_replicas(session, message.replicas)
 
-    def _check_arrays(self, publication: Publication, most: int) -> None:
+    def _check_arrays(self, publication: Publication, limit: int) -> None:
         """Check some more of the arrays."""
         session, message, first = publication.session, publication.message, publication.checked
-        entries, some = session.directory.entries, slice(first, first + most)
+        entries, some = session.directory.entries, slice(first, first + limit)
         for handle, path in zip(message.handles[some], message.paths[some], strict=True):
             problem = session.directory.problem(handle)
             if problem is not None:
@@ -165,7 +165,7 @@ class PublishedArrays:
                 raise invalid(f"array {path} of {message.name} cannot be published")
             if message.on_disk:
                 publication.nbytes += file_bytes(spec)
-        publication.checked = min(first + most, len(message.handles))
+        publication.checked = min(first + limit, len(message.handles))
 
     def _begin(self, publication: Publication) -> None:
         """Begin the version, whose arrays are checked."""
@@ -189,14 +189,14 @@ class PublishedArrays:
             version.files.expected = publication.nbytes
             self.files.published(session)
 
-    def _mark(self, publication: Publication, most: int) -> None:
+    def _mark(self, publication: Publication, limit: int) -> None:
         """Mark some more of the arrays as published."""
         entries, first = publication.session.directory.entries, publication.marked
-        for handle in publication.message.handles[first : first + most]:
+        for handle in publication.message.handles[first : first + limit]:
             entry = entries.get(handle)
             if entry is not None:
                 self._reservations.publish(entry)
-        publication.marked = min(first + most, len(publication.message.handles))
+        publication.marked = min(first + limit, len(publication.message.handles))
 
     def _have_begun(self, publication: Publication) -> None:
         session, version = publication.session, publication.version
@@ -223,11 +223,11 @@ class PublishedArrays:
         """Do a step of a publication. Return whether it was the last one. Raise StatusError if it fails."""
         count, version = len(publication.message.handles), publication.version
         if publication.checked < count:
-            self._check_arrays(publication, _MOST_BEGUN)
+            self._check_arrays(publication, _MAX_BEGUN)
         elif version is None:
             self._begin(publication)
         elif version.state is VersionState.PENDING and publication.marked < count:
-            self._mark(publication, _MOST_BEGUN)
+            self._mark(publication, _MAX_BEGUN)
         else:
             self._have_begun(publication)
             return True
@@ -240,8 +240,8 @@ class PublishedArrays:
 
     def _check_replicas(self, session: Session, replicas: int) -> None:
         """Raise INVALID_ARGUMENT for a number of copies that the cluster can never have."""
-        if not 1 <= replicas <= MOST_REPLICAS:
-            raise invalid(f"a version can have 1 to {MOST_REPLICAS} replicas, not {replicas}")
+        if not 1 <= replicas <= MAX_REPLICAS:
+            raise invalid(f"a version can have 1 to {MAX_REPLICAS} replicas, not {replicas}")
         shapes = self._resources.topology.shapes
         islands = [number for number, each in self._resources.islands.items() if not each.is_over]
         count = sum(shapes[number].platform == session.platform for number in islands)
@@ -262,13 +262,13 @@ class PublishedArrays:
         self.reads.proceed()
         while self.reads.begun:
             self._perform(self.names.begin_read(self.reads.begun.popleft()))
-        left = _MOST_REPLIED
+        left = _MAX_REPLIED
         while self.replies and left > 0:
             left -= self._reply(*self.replies.popleft())
 
     def _take_over(self) -> None:
         """Take over arrays that are complete, of some sessions. The others follow in later flushes."""
-        left = _MOST_ADOPTED
+        left = _MAX_ADOPTED
         while self.due and left > 0:
             number = next(iter(self.due))
             del self.due[number]
@@ -281,20 +281,20 @@ class PublishedArrays:
     def _take_over_of_all(self) -> None:
         self.more.clear()
         self.due.clear()
-        left = _MOST_ADOPTED
+        left = _MAX_ADOPTED
         for version in list(self.names.pending.values()):
             left -= self._take_over_of(version, left)
             if left <= 0 and version.state is VersionState.PENDING:
                 self.more[version.key] = None
                 break
 
-    def _take_over_of(self, version: Version, most: int) -> int:
+    def _take_over_of(self, version: Version, limit: int) -> int:
         """Take over the next arrays of a version, and complete it if these are the last. Return their number."""
         if self._is_beginning(version):
             return 0
         session = self._open[version.session]
         try:
-            count = self._adopt(session, version, most)
+            count = self._adopt(session, version, limit)
         except StatusError as error:
             self._perform(self.names.fail(version, error.status))
             return 0
@@ -313,7 +313,7 @@ class PublishedArrays:
         """Look at all pending versions soon: their arrays may have changed otherwise than by the ends of launches."""
         self.due.update(dict.fromkeys(self.names.pending_of))
 
-    def _adopt(self, session: Session, version: Version, most: int) -> int:
+    def _adopt(self, session: Session, version: Version, limit: int) -> int:
         """Let the vault take over the next arrays of the version that are complete. Return their number.
 
         Raises the error of an array that failed.
@@ -321,7 +321,7 @@ class PublishedArrays:
         first = len(version.held)
         problem: StatusError | None = None
         complete: list[int] = []
-        some = slice(first, first + most)
+        some = slice(first, first + limit)
         for handle, path in zip(version.handles[some], version.paths[some], strict=True):
             try:
                 is_complete = self._is_complete(session, handle, f"array {path} of {version.title}")
@@ -366,7 +366,7 @@ class PublishedArrays:
         except StatusError as error:
             self._outbox.to_session(session.number, m.VersionOpened(message.request, error.status))
             return
-        until = now + min(message.seconds, MOST_WAIT_SECONDS)
+        until = now + min(message.seconds, MAX_WAIT_SECONDS)
         is_guest = owner != session.tenant.name
         wait = Wait(
             session.number,

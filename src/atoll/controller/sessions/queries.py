@@ -18,8 +18,8 @@ from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.session import Session
 
 # Of a session: queries without a reply, and the bytes of their payloads.
-MOST_QUERIES = 4096
-MOST_QUERY_BYTES = 16 << 20
+MAX_QUERIES = 4096
+MAX_QUERY_BYTES = 16 << 20
 
 
 class Queries:
@@ -54,7 +54,7 @@ class Queries:
             self._outbox.to_session(session.number, m.QueryReply(message.query, loss, b""))
             return
         count, nbytes = self._loads.get(session.number, (0, 0))
-        if count >= MOST_QUERIES or nbytes + len(message.payload) > MOST_QUERY_BYTES:
+        if count >= MAX_QUERIES or nbytes + len(message.payload) > MAX_QUERY_BYTES:
             text = f"{count} queries of session {session.number}, of {nbytes} bytes, have no reply"
             self._outbox.to_session(
                 session.number, m.QueryReply(message.query, Status(Code.RESOURCE_EXHAUSTED, text), b"")

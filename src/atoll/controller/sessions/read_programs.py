@@ -20,7 +20,7 @@ from atoll.named_arrays.version_records import PublishedArray
 from atoll.state.session import Session
 
 # Programs that a session keeps to read further versions of the same types.
-MOST_READ_PROGRAMS = 128
+MAX_READ_PROGRAMS = 128
 
 
 class ReadProgram(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ def find_program(
     session.devices.use(definition.name, [each.sharding.devices for each in targets])
     number = internal.make(session, definition, dict(places))
     kept.append(ReadProgram(sources, targets, places, number))
-    if len(kept) > MOST_READ_PROGRAMS:
+    if len(kept) > MAX_READ_PROGRAMS:
         internal.drop(session, kept.pop(0).number)
     return number
 

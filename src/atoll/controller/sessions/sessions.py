@@ -90,7 +90,7 @@ class Sessions:
                 first.platform_version,
                 min(LAUNCH_WINDOW, session.tenant.settings.launches or LAUNCH_WINDOW),
                 self._lease_seconds,
-                m.MOST_CARRIED_BYTES,
+                m.MAX_CARRIED_BYTES,
             ),
         )
         for island, hosts in self._resources.away().items():

@@ -29,7 +29,7 @@ from atoll.state.tenants import Tenant
 # Arrays that launches of other tenants read from a version, until those that have ended are forgotten.
 _MANY_LENT = 1024
 # Arrays that one flush frees. The controller needs about a millisecond for them.
-_MOST_FREED = 256
+_MAX_FREED = 256
 
 
 class Vaults:
@@ -273,10 +273,10 @@ class Vaults:
     def release(self, session: Session, handles: Sequence[int], lent: Sequence[tuple[int, int]] = ()) -> None:
         """Free arrays of the session, and then charge the tenants that still read what is `lent` of them.
 
-        Flushes free the rest if `_MOST_FREED` arrays have been freed since the last one.
+        Flushes free the rest if `_MAX_FREED` arrays have been freed since the last one.
         """
         self._freed += len(handles)
-        if self._in_steps and self._freed > _MOST_FREED:
+        if self._in_steps and self._freed > _MAX_FREED:
             self.leaving.add(session.number, session.tenant.name, (list(handles), list(lent)))
             return
         self._buffers.release(session, tuple(handles), delete=False)
@@ -289,7 +289,7 @@ class Vaults:
 
     def proceed(self) -> None:
         """Free more of the arrays that were released."""
-        self._freed, left = 0, _MOST_FREED
+        self._freed, left = 0, _MAX_FREED
         if not self.leaving.waiting:
             return
         while left > 0 and (number := self.leaving.next()) is not None:

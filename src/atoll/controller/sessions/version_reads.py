@@ -31,8 +31,8 @@ from atoll.ir.types import ArraySpec
 from atoll.launch.launcher import Launcher
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.copy_rules import Islands
-from atoll.named_arrays.named_arrays import GUEST_SECONDS, MOST_WAIT_SECONDS, NamedArrays
-from atoll.named_arrays.transfer_trees import MOST_ROUNDS, TransferTree
+from atoll.named_arrays.named_arrays import GUEST_SECONDS, MAX_WAIT_SECONDS, NamedArrays
+from atoll.named_arrays.transfer_trees import MAX_ROUNDS, TransferTree
 from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.protocol import messages as m
@@ -42,24 +42,24 @@ from atoll.state.queued_nodes import Dependency
 from atoll.state.session import GangRun, Launch, Session
 from atoll.state.stepped_work import Turns
 
-# Reads of a session that have not ended. A read has at most `MOST_READ` arrays.
-MOST_READS = 4096
+# Reads of a session that have not ended. A read has at most `MAX_READ` arrays.
+MAX_READS = 4096
 # Arrays of reads that are launched or completed in one flush, and the least that a read or a choice of a source counts.
-_MOST_ARRAYS = 128
-_LEAST_ARRAYS = 16
+_MAX_ARRAYS = 128
+_MIN_ARRAYS = 16
 # Reads and copies of closed sessions that one flush forgets.
-_MOST_FORGOTTEN = 128
+_MAX_FORGOTTEN = 128
 # Transfers of a tree stall if none begins or ends for some seconds, and the time for the bytes of the version at a rate
 # that is lower than that of usual networks with two readers per source.
 _PATIENCE_SECONDS = 2.0
 _SLOWEST = float(1 << 29)
 # Parts of a version, other than the usual ones, that have trees for all sessions of a tenant. Subscribers to a version
 # with checksums read such parts: the arrays without the checksums, and only the checksums.
-MOST_OTHER_PARTS = 16
+MAX_OTHER_PARTS = 16
 # Trees with waiting reads that are examined per second.
-MOST_EXAMINED = 1024
+MAX_EXAMINED = 1024
 # Launches of one read, of which all but the last one were interrupted.
-_MOST_ATTEMPTS = 4
+_MAX_ATTEMPTS = 4
 
 # The arrays of a version that a tree transfers: the first one, their number, and the tenant of the readers. If sessions
 # read too many different parts, the last item is the number of the only read.
@@ -220,18 +220,18 @@ class VersionReads:
         """Return the part that the tenant's reads of these arrays have in common, or `own` if there are too many."""
         first, count, tenant, _ = own
         part = first, count, tenant, 0
-        if first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first):
+        if first % m.MAX_READ == 0 and count == min(m.MAX_READ, len(version.arrays) - first):
             return part
         others = self._others.setdefault((version.key, tenant), {})
-        if part not in others and len(others) >= MOST_OTHER_PARTS:
+        if part not in others and len(others) >= MAX_OTHER_PARTS:
             return own
         others[part] = None
         return part
 
     def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
         """Return the version and the types of the arrays. Raise StatusError if these cannot be read."""
-        if session.reading >= MOST_READS:
-            text = f"{MOST_READS} reads of published arrays by session {session.number} have not ended"
+        if session.reading >= MAX_READS:
+            text = f"{MAX_READS} reads of published arrays by session {session.number} have not ended"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         owner, version = self._names.readers.get(message.reader, (-1, None))
         stop = message.first + len(message.targets)
@@ -259,9 +259,9 @@ class VersionReads:
 
         Also forget some of what closed sessions have left.
         """
-        for _ in range(min(len(self.leaving), _MOST_FORGOTTEN)):
+        for _ in range(min(len(self.leaving), _MAX_FORGOTTEN)):
             self._forget_one(self.leaving.popleft())
-        left = _MOST_ARRAYS
+        left = _MAX_ARRAYS
         while left > 0 and (self.ends.waiting or self.starts.waiting):
             session = self.ends.next()
             if session is not None:
@@ -272,7 +272,7 @@ class VersionReads:
 
     def tick(self, now: float) -> None:
         """Find trees whose transfers stall, and let further reads of them start."""
-        for place in list(islice(self._blocked, MOST_EXAMINED)):
+        for place in list(islice(self._blocked, MAX_EXAMINED)):
             del self._blocked[place]
             tree = self._trees[place[0]][place[1]]
             if not tree.waiting:
@@ -366,7 +366,7 @@ class VersionReads:
                 continue
             originals, near = self._originals(read), frozenset(read.near)
             while (source := tree.choose(near, originals)) is not None:
-                cost += max(_LEAST_ARRAYS, len(read.results))
+                cost += max(_MIN_ARRAYS, len(read.results))
                 found = self._source(read, source)
                 if found is not None:
                     self._launch(self._open[read.session], read, found, tree, source)
@@ -374,10 +374,10 @@ class VersionReads:
                     return cost
                 tree.drop(source)
                 self._drop_copy(source)
-                if cost >= _MOST_ARRAYS:
+                if cost >= _MAX_ARRAYS:
                     self._start_later(key, part)
                     return cost
-            cost += _LEAST_ARRAYS
+            cost += _MIN_ARRAYS
             if not tree.running and not originals:
                 self._await_restoration(self._open[read.session], tree, read)
         if tree.waiting:
@@ -389,7 +389,7 @@ class VersionReads:
         version, files, now = read.version, read.version.files, self._outbox.seconds
         if files is None or not self._names.may_be_restored(version):
             status = self._loss(read)
-        elif files.state is FileState.STORED and files.problem and now - tree.changed > MOST_WAIT_SECONDS:
+        elif files.state is FileState.STORED and files.problem and now - tree.changed > MAX_WAIT_SECONDS:
             status = Status(Code.UNAVAILABLE, f"{version.title} is in files, and {files.restoring_text()}")
         else:
             if files.state is FileState.STORED:  # the reader may be closed, so nothing else asks for it
@@ -498,7 +498,7 @@ class VersionReads:
             else:
                 tree.forget(now, number)
                 self._fail(session, read, error)
-        return max(_LEAST_ARRAYS, len(read.results))
+        return max(_MIN_ARRAYS, len(read.results))
 
     def _count(self, read: VersionRead, tree: TransferTree) -> None:
         """Count the bytes that a read has received from other islands."""
@@ -513,7 +513,7 @@ class VersionReads:
 
     def _may_retry(self, read: VersionRead, error: Status) -> bool:
         """Return whether another source may succeed: the islands of the reader work, and the source has failed."""
-        if read.attempts >= _MOST_ATTEMPTS:
+        if read.attempts >= _MAX_ATTEMPTS:
             return False
         islands = self._resources.islands
         is_ready = all(islands[each].state in WORKING for each in read.islands)
@@ -583,8 +583,8 @@ class VersionReads:
             assert tree.waiting.keys() | tree.running.keys() == tree.sessions.keys()
             assert tree.reads_of == Counter(tree.sessions.values())
             assert tree.beside <= tree.running.keys()
-            assert tree.rounds <= MOST_ROUNDS, f"{tree.rounds} rounds"
-            assert tree.extra <= 1 << MOST_ROUNDS, f"{tree.extra} reads may start"
+            assert tree.rounds <= MAX_ROUNDS, f"{tree.rounds} rounds"
+            assert tree.extra <= 1 << MAX_ROUNDS, f"{tree.extra} reads may start"
         places = [(key, part) for key, parts in self._trees.items() for part in parts]
         assert self._blocked.keys() <= set(places)
         others = {(key, part) for (key, _), parts in self._others.items() for part in parts}

@@ -35,7 +35,7 @@ _SEARCH_SECONDS = 1.0
 # Time for versions to get into files, before those that newer ones have replaced end without.
 UNWRITTEN_SECONDS = 2.0
 # Cost of the versions that one call examines, in the cost of an array that is examined (about 0.2 us).
-_MOST_EXAMINED = 4096
+_MAX_EXAMINED = 4096
 _COST_OF_VERSION = 8
 _COST_OF_FREEING = 16  # per array
 
@@ -167,9 +167,9 @@ class VersionRelief:
         Return the last version that was examined, or None if all were, the bytes that are still missing, and whether
         some were freed.
         """
-        most = _MOST_EXAMINED // _COST_OF_VERSION
+        most = _MAX_EXAMINED // _COST_OF_VERSION
         positions = list(islice((self._unwritten if place.is_unwritten else self._written)(place, after), most))
-        has_freed, left = False, _MOST_EXAMINED
+        has_freed, left = False, _MAX_EXAMINED
         for position in positions:
             version = self._names.find(position[2:])
             assert version is not None

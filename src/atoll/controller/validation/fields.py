@@ -41,20 +41,20 @@ def check_new(message: Any, field: str, *taken: Collection[int]) -> None:
         raise violation(message, field, value, "a number that is not in use")
 
 
-def check_count(message: Any, field: str, most: int) -> None:
+def check_count(message: Any, field: str, max_length: int) -> None:
     value: Sized = getattr(message, field)
-    if len(value) > most:
-        raise violation(message, field, f"{len(value)} entries", f"at most {most}")
+    if len(value) > max_length:
+        raise violation(message, field, f"{len(value)} entries", f"at most {max_length}")
 
 
-def check_text(message: Any, field: str, most: int) -> None:
+def check_text(message: Any, field: str, max_length: int) -> None:
     value: str = getattr(message, field)
-    if len(value) > most:
-        raise violation(message, field, value, f"at most {most} characters")
+    if len(value) > max_length:
+        raise violation(message, field, value, f"at most {max_length} characters")
 
 
-def check_numbers(message: Any, field: str, limit: int = MAX_NUMBER, most: int = m.MAX_HANDLES) -> None:
-    check_count(message, field, most)
+def check_numbers(message: Any, field: str, limit: int = MAX_NUMBER, max_length: int = m.MAX_HANDLES) -> None:
+    check_count(message, field, max_length)
     values: tuple[int, ...] = getattr(message, field)
     if values and not (min(values) >= 0 and max(values) < limit):
         wrong = next(value for value in values if not 0 <= value < limit)

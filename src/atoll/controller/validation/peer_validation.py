@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.cluster.topology import MOST, Topology
+from atoll.cluster.topology import MAX, Topology
 from atoll.controller.validation.fields import (
     MAX_NUMBER,
     check_clock,
@@ -61,8 +61,8 @@ def worker_ready(message: m.WorkerReady, topology: Topology) -> None:
     ordinals = sorted(device.ordinal for device in message.devices)
     if ordinals != list(range(expected)):
         raise violation(message, "devices", ordinals, f"the ordinals 0 to {expected - 1}")
-    if not 1 <= message.max_in_flight <= MOST:
-        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MOST}")
+    if not 1 <= message.max_in_flight <= MAX:
+        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MAX}")
 
 
 def compiled(message: m.Compiled, topology: Topology) -> None:
@@ -80,7 +80,7 @@ def done(message: m.Done, topology: Topology) -> None:
 def pong(message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
     check_clock(message)
-    check_numbers(message, "running", most=MOST)
+    check_numbers(message, "running", max_length=MAX)
     for each in message.compiles:
         if each.progress < -1:
             raise violation(message, "compiles.progress", each.progress, "-1 or more")
@@ -95,10 +95,8 @@ def _relayed_pongs(message: m.Gathered | m.MembersDone, topology: Topology) -> N
             raise violation(message, "pongs.seconds", each.seconds, "a finite number, 0 or more")
         if not (-1 <= each.clock < MAX_NUMBER and 0 <= each.held < MAX_NUMBER):
             raise violation(message, "pongs.clock", (each.clock, each.held), "nanoseconds")
-        if each.running and not (
-            len(each.running) <= MOST and 0 <= min(each.running) <= max(each.running) < MAX_NUMBER
-        ):
-            raise violation(message, "pongs.running", len(each.running), f"at most {MOST} numbers from 0 on")
+        if each.running and not (len(each.running) <= MAX and 0 <= min(each.running) <= max(each.running) < MAX_NUMBER):
+            raise violation(message, "pongs.running", len(each.running), f"at most {MAX} numbers from 0 on")
 
 
 def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:
@@ -162,8 +160,8 @@ def world_failed(message: m.WorldFailed, topology: Topology) -> None:
 
 
 def engine_report(message: m.EngineReport, topology: Topology) -> None:
-    check_count(message, "waits", MOST)
-    check_count(message, "machines", MOST)
+    check_count(message, "waits", MAX)
+    check_count(message, "machines", MAX)
 
 
 HOSTS: Mapping[type[Any], _Validator] = {
@@ -175,8 +173,8 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.WorkerAnswer: _field(check_status, "status"),
     m.WorldServed: world_served,
     m.WorldFailed: world_failed,
-    m.NeedsWorld: _field(check_text, "function", most=_MAX_NAME),
-    m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),
+    m.NeedsWorld: _field(check_text, "function", max_length=_MAX_NAME),
+    m.WorkerFails: _field(check_text, "text", max_length=MAX_TEXT),
     m.Pong: pong,
     m.FeedsLost: _failure_of_host,
     m.PeerSilent: peer_silent,
@@ -204,12 +202,12 @@ NOTHING_FROM_HOSTS = frozenset(
 def remap_request(message: m.RemapRequest, topology: Topology) -> None:
     for field in ("session", "slice", "island"):
         check_number(message, field)
-    check_numbers(message, "devices", most=MOST)
+    check_numbers(message, "devices", max_length=MAX)
 
 
 def resume_request(message: m.ResumeRequest, topology: Topology) -> None:
     check_number(message, "session")
-    check_numbers(message, "islands", most=MOST)
+    check_numbers(message, "islands", max_length=MAX)
     check_seconds(message, "wait_seconds")
 
 
@@ -251,7 +249,7 @@ OPERATORS: Mapping[type[Any], _Validator] = {
     m.DrainRequest: _field(check_number, "island"),
     m.UndrainRequest: _field(check_number, "island"),
     m.SetTenant: set_tenant,
-    m.RemoveTenant: _field(check_text, "name", most=_MAX_NAME),
+    m.RemoveTenant: _field(check_text, "name", max_length=_MAX_NAME),
     m.EndSessionRequest: _field(check_number, "session"),
     m.RemoveArraysRequest: remove_arrays,
 }

@@ -68,8 +68,8 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
     if message.contents is not None:
         if len(message.feeds) != 1:
             raise violation(message, "feeds", message.feeds, "one feed if the launch carries contents")
-        if len(message.contents) > m.MOST_CARRIED_BYTES:
-            raise violation(message, "contents", f"{len(message.contents)} bytes", f"at most {m.MOST_CARRIED_BYTES}")
+        if len(message.contents) > m.MAX_CARRIED_BYTES:
+            raise violation(message, "contents", f"{len(message.contents)} bytes", f"at most {m.MAX_CARRIED_BYTES}")
     released = message.released
     if len(released) > m.MAX_RELEASED:
         check_count(message, "released", m.MAX_RELEASED)
@@ -157,7 +157,7 @@ def register_switch(session: Session, message: m.RegisterSwitch, topology: Topol
     check_number(message, "index")
     if not message.branches:
         raise violation(message, "branches", message.branches, "at least one program")
-    check_numbers(message, "branches", most=MAX_BRANCHES)
+    check_numbers(message, "branches", max_length=MAX_BRANCHES)
 
 
 def register_loop(session: Session, message: m.RegisterLoop, topology: Topology) -> None:
@@ -201,9 +201,9 @@ def recompile(session: Session, message: m.Recompile, topology: Topology) -> Non
 
 
 def failure_acknowledged(session: Session, message: m.FailureAcknowledged, topology: Topology) -> None:
-    check_numbers(message, "hosts", most=topology.host_count)
-    check_numbers(message, "unsent", CLIENT_FEEDS.stop, m.MOST_FEEDS_NAMED)
-    check_count(message, "resent", m.MOST_FEEDS_NAMED)
+    check_numbers(message, "hosts", max_length=topology.host_count)
+    check_numbers(message, "unsent", CLIENT_FEEDS.stop, m.MAX_FEEDS_NAMED)
+    check_count(message, "resent", m.MAX_FEEDS_NAMED)
     for host, feed in message.resent:
         if not (0 <= host < topology.host_count and feed in CLIENT_FEEDS):
             raise violation(message, "resent", (host, feed), "hosts of the cluster and feeds")
@@ -229,23 +229,23 @@ def pong(session: Session, message: m.Pong, topology: Topology) -> None:
 def handles_reported(session: Session, message: m.HandlesReported, topology: Topology) -> None:
     check_number(message, "check")
     if message.handles is not None:
-        check_count(message, "handles", m.MOST_HANDLES_REPORTED)
+        check_count(message, "handles", m.MAX_HANDLES_REPORTED)
 
 
 def publish(session: Session, message: m.Publish, topology: Topology) -> None:
     check_number(message, "request")
     check_text(message, "name", MAX_ARRAYS_NAME)
-    check_count(message, "handles", m.MOST_PUBLISHED)
+    check_count(message, "handles", m.MAX_PUBLISHED)
     check_handles(message, "handles")
     if not message.handles or len(set(message.handles)) != len(message.handles):
         raise violation(message, "handles", message.handles, "one or more handles, each once")
     if len(message.paths) != len(message.handles):
         raise violation(message, "paths", f"{len(message.paths)} entries", f"{len(message.handles)}")
-    if max(map(len, message.paths)) > m.MOST_PATH:
-        raise violation(message, "paths", max(message.paths, key=len), f"at most {m.MOST_PATH} characters")
+    if max(map(len, message.paths)) > m.MAX_PATH:
+        raise violation(message, "paths", max(message.paths, key=len), f"at most {m.MAX_PATH} characters")
     if len(set(message.paths)) != len(message.paths):
         raise violation(message, "paths", message.paths, "each path once")
-    check_count(message, "structure", m.MOST_STRUCTURE)
+    check_count(message, "structure", m.MAX_STRUCTURE)
     check_number(message, "replicas")
 
 
@@ -263,7 +263,7 @@ def open_version(session: Session, message: m.OpenVersion, topology: Topology) -
 def read_version(session: Session, message: m.ReadVersion, topology: Topology) -> None:
     check_number(message, "reader")
     check_number(message, "first")
-    check_count(message, "targets", m.MOST_READ)
+    check_count(message, "targets", m.MAX_READ)
     check_new_handles(message, "results", session.directory.entries)
     if not message.results or len(message.results) != len(message.targets):
         raise violation(message, "results", f"{len(message.results)} entries", "one per target, and at least one")

@@ -188,7 +188,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
     number: int
     status: int  # exit status, or the negative number of a signal
-    most_bytes: int  # peak memory
+    max_bytes: int  # peak memory
     problem: str = ""
 
 
@@ -213,7 +213,7 @@ class CompilerOptions(msgspec.Struct, frozen=True):
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 # XLA's serialized executables are protobuf messages, which have 2 GiB at most.
-MOST_BYTES = (1 << 31) + (1 << 20)
+MAX_BYTES = (1 << 31) + (1 << 20)
 
 Incoming = TypeVar("Incoming")
 
@@ -260,8 +260,8 @@ class Link(Generic[Incoming]):
         Raises EOFError if the peer has ended, TimeoutError if no time is left, and FrameError for invalid bytes.
         """
         length: int = _LENGTH.unpack(self._read(_LENGTH.size, limit))[0]
-        if length > MOST_BYTES:
-            raise FrameError(f"a message of {length} bytes is over the limit of {MOST_BYTES}")
+        if length > MAX_BYTES:
+            raise FrameError(f"a message of {length} bytes is over the limit of {MAX_BYTES}")
         try:
             return self._decoder.decode(self._read(length, limit))
         except NO_MESSAGE as error:

@@ -84,7 +84,7 @@ def seconds_text(seconds: int, kind: str) -> str:
 # A process that uses more than this fraction of its memory limit exits after the compilation, so that memory that it
 # does not free is not charged to the next compilation.
 _RETIRES = 0.5
-_MOST_FILES = 256
+_MAX_FILES = 256
 _STACK_BYTES = 8 << 20
 
 
@@ -125,7 +125,7 @@ def limit_process(options: CompilerOptions) -> None:
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _MOST_FILES),
+        (resource.RLIMIT_NOFILE, _MAX_FILES),
         (resource.RLIMIT_DATA, options.memory_bytes),
     ):
         _limit(kind, most)

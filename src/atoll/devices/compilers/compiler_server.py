@@ -55,7 +55,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(decodable(FromServer)).decode
 _END_SECONDS = 5.0
 # An error quotes this many characters and lines of the end of a process's output.
-_MOST_CHARACTERS, _MOST_LINES = 600, 20
+_MAX_CHARACTERS, _MAX_LINES = 600, 20
 # If a killed process used more than this fraction of its memory limit, the error names the limit as the cause.
 _NEAR_LIMIT = 0.8
 
@@ -69,7 +69,7 @@ class Output:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._rest = b""
-        self._lines: collections.deque[bytes] = collections.deque(maxlen=_MOST_LINES)
+        self._lines: collections.deque[bytes] = collections.deque(maxlen=_MAX_LINES)
         os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
@@ -91,7 +91,7 @@ class Output:
             self._lines.extend(each for each in lines if not each.lstrip().startswith(b"@"))
 
     def text(self) -> str:
-        return b"\n".join((*self._lines, self._rest))[-_MOST_CHARACTERS:].decode(errors="replace").strip()
+        return b"\n".join((*self._lines, self._rest))[-_MAX_CHARACTERS:].decode(errors="replace").strip()
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -192,7 +192,7 @@ class CompilerProcess:
             return StatusError(Code.RESOURCE_EXHAUSTED, no_memory_text(begun.too_large))
         if end.status == -signal.SIGXCPU:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, seconds_text(self._limits.seconds, "CPU time"))
-        if end.status < 0 and end.most_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
+        if end.status < 0 and end.max_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, memory_text(self._limits.memory_bytes))
         how = f"ended by {signal.Signals(-end.status).name}" if end.status < 0 else f"exited with {end.status}"
         how += self._kills.note(end.status)

@@ -35,7 +35,7 @@ FULL_SHARE = 0.9  # of the machine's CPU time that is used, from which on no CPU
 # share the CPUs with the host.
 BUSY_SHARE = 0.75
 FREE_SHARE = 0.3
-LEAST_CPUS = 0.01  # that the host uses; a host that uses less has nothing to decide
+MIN_CPUS = 0.01  # that the host uses; a host that uses less has nothing to decide
 # If other processes use a share between the two, the threads are batch threads again after this time, for a trial. The
 # time doubles with each trial that fails.
 FIRST_TRIAL_SECONDS = 8.0
@@ -99,7 +99,7 @@ class ClassChoice(StateMachine[ThreadClass]):
         used = (times.machine - past.machine) / available
         spent = (seconds - past.cluster[each] for each, seconds in times.cluster.items() if each in past.cluster)
         others = used - sum(spent) / available
-        works = times.of_host - past.of_host >= LEAST_CPUS * (now - before)
+        works = times.of_host - past.of_host >= MIN_CPUS * (now - before)
         in_state = now - self._since
         if self.state is ThreadClass.BATCH and works and used >= FULL_SHARE and others >= BUSY_SHARE:
             has_lasted = in_state > LAST_TRIAL_SECONDS

@@ -161,17 +161,17 @@ def _groups(operation: str, line: str, replicas: int, partitions: int) -> _Group
     return None if groups is None else _spread(operation, line, groups, replicas, partitions)
 
 
-def _of_iota(shape: str, dimensions: str, order: str | None, most: int) -> _Groups | None:
+def _of_iota(shape: str, dimensions: str, order: str | None, limit: int) -> _Groups | None:
     """Return groups of numbers in order; None if they do not fit."""
     into, sizes = _numbers(shape), _numbers(dimensions)
     axes = list(range(len(sizes))) if order is None else _numbers(order)
-    if math.prod(into) != math.prod(sizes) or math.prod(sizes) > most or sorted(axes) != list(range(len(sizes))):
+    if math.prod(into) != math.prod(sizes) or math.prod(sizes) > limit or sorted(axes) != list(range(len(sizes))):
         return None
     numbers = np.arange(math.prod(sizes)).reshape(sizes).transpose(axes)
     return tuple(map(tuple, numbers.reshape(-1, into[-1]).tolist()))
 
 
-def _of_mesh(axes: str, along: str, most: int) -> _Groups | None:
+def _of_mesh(axes: str, along: str, limit: int) -> _Groups | None:
     """Return the groups along axes of a mesh, or along parts of axes; None if the axes cannot be divided so."""
     sizes: list[int] = []
     chosen: list[int] = []
@@ -185,7 +185,7 @@ def _of_mesh(axes: str, along: str, most: int) -> _Groups | None:
             return None
         chosen.append(len(sizes) + 1)
         sizes += before, part, size // (before * part)
-    if wanted or not 0 < math.prod(sizes) <= most:
+    if wanted or not 0 < math.prod(sizes) <= limit:
         return None
     numbers = np.moveaxis(np.arange(math.prod(sizes)).reshape(sizes), chosen, range(-len(chosen), 0))
     return tuple(map(tuple, numbers.reshape(-1, math.prod([sizes[each] for each in chosen])).tolist()))

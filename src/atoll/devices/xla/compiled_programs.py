@@ -22,7 +22,7 @@ from jax._src.lib import xla_client as xc
 from atoll.cluster.environment_variables import CACHE_BYTES, TENANT_CACHE_BYTES, XLA_FLAGS
 from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
-from atoll.devices.xla.program_cache import MOST_BYTES, MOST_TENANT_BYTES, ProgramCache, Seal
+from atoll.devices.xla.program_cache import MAX_BYTES, MAX_TENANT_BYTES, ProgramCache, Seal
 from atoll.errors import AccessError
 from atoll.security.user_key import user_key
 
@@ -93,7 +93,7 @@ def open_programs(directory: str) -> Programs | None:
         key = user_key("programs")
         if "://" in directory:
             return _RemotePrograms(directory, key)
-        limits = CACHE_BYTES.get() or MOST_BYTES, TENANT_CACHE_BYTES.get() or MOST_TENANT_BYTES
+        limits = CACHE_BYTES.get() or MAX_BYTES, TENANT_CACHE_BYTES.get() or MAX_TENANT_BYTES
         return ProgramCache(directory, key, *limits)
     except (AccessError, OSError) as error:
         _log.warning("compiled programs are not stored on disk: %s", error)

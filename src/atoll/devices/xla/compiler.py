@@ -47,9 +47,9 @@ module @first {
 # Worker threads that load programs have a stack of at least 2 MiB. A smaller one makes programs that need more fail
 # here.
 _LOADING_STACK = 1 << 20
-_MOST_TEXT = 300
+_MAX_TEXT = 300
 # Bounds of the search for a line of the user's code.
-_MOST_OPERATIONS, _MOST_DEPTH = 100, 20
+_MAX_OPERATIONS, _MAX_DEPTH = 100, 20
 
 
 class XlaCompiler:
@@ -157,15 +157,15 @@ def _name_and_line(module: Any) -> tuple[str, str]:
         for function in module.body.operations
         for region in function.regions  # a Shardy mesh has no region
         for block in region.blocks
-        for operation in itertools.islice(block.operations, _MOST_OPERATIONS)
+        for operation in itertools.islice(block.operations, _MAX_OPERATIONS)
         if (line := _line(operation.location))
     )
-    return name[:_MOST_TEXT], next(lines, "")[:_MOST_TEXT]
+    return name[:_MAX_TEXT], next(lines, "")[:_MAX_TEXT]
 
 
 def _line(location: Any) -> str:
     """Return, for example, "train.py:12"; "" if the location has no file, or if this JAX does not expose it."""
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         if (file := getattr(location, "filename", None)) is not None:
             return f"{file}:{location.start_line}"
         within = [getattr(location, name, None) for name in ("callee", "child_loc")]

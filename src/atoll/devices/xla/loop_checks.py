@@ -17,8 +17,8 @@ from atoll.devices.xla.stops import TARGET
 from atoll.errors import invalid
 
 # Loops up to this work, in computed elements, get no check. It takes well below one second.
-MOST_WORK = 1e9
-_MOST_DEPTH = 50  # of regions and calls
+MAX_WORK = 1e9
+_MAX_DEPTH = 50  # of regions and calls
 _FFI = 4  # API version of custom calls
 # Operations whose work is not proportional to their elements, or that wait for other devices.
 _UNBOUNDED = frozenset(
@@ -58,7 +58,7 @@ def insert_checks(module: Any, devices: int) -> int:
     module.operation.walk(visit)
     if TARGET in targets:
         raise invalid(f"a program cannot call {TARGET}")
-    checked = [loop for loop in loops if work.of_loop(loop) > MOST_WORK]
+    checked = [loop for loop in loops if work.of_loop(loop) > MAX_WORK]
     for loop in checked:
         _insert(loop, devices)
     return len(checked)
@@ -102,7 +102,7 @@ class _Work:
         return self._known[loop]
 
     def _of_region(self, region: Any, depth: int) -> float:
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             return math.inf
         return sum(self._of(each.operation, depth) for block in region.blocks for each in block.operations)
 

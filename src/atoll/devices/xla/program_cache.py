@@ -27,9 +27,9 @@ from atoll.atomic_files import PARTIAL, write_atomically
 _log = logging.getLogger(__name__)
 
 # Bounds per tenant and in total. The least recently used entries are removed first.
-MOST_TENANT_BYTES = 4 << 30
-MOST_BYTES = 16 << 30
-MOST_ENTRY_BYTES = 1 << 30
+MAX_TENANT_BYTES = 4 << 30
+MAX_BYTES = 16 << 30
+MAX_ENTRY_BYTES = 1 << 30
 # Removal frees this fraction of the bound, so that few calls of `put` scan the directory.
 _FREED = 0.25
 _MAGIC = b"ATOLL PROGRAM 1\n"
@@ -80,14 +80,14 @@ class ProgramCache:
         self,
         directory: str | os.PathLike[str],
         key: bytes,
-        most_bytes: int = MOST_BYTES,
-        most_tenant_bytes: int = MOST_TENANT_BYTES,
+        max_bytes: int = MAX_BYTES,
+        max_tenant_bytes: int = MAX_TENANT_BYTES,
     ) -> None:
         self._seal = Seal(key)
         self._root = Path(directory)
         self._home = self._root / f"atoll-{self._seal.name}"
-        self._most_bytes = most_bytes
-        self._most_tenant_bytes = most_tenant_bytes
+        self._max_bytes = max_bytes
+        self._max_tenant_bytes = max_tenant_bytes
         self._lock = threading.Lock()
         self._room: dict[Path, int] = {}  # bytes that can be written below a directory before it is scanned again
         self._counts = {"hits": 0, "misses": 0, "refused": 0, "failed": 0}
@@ -115,7 +115,7 @@ class ProgramCache:
     def put(self, key: str, content: bytes, tenant: str = "") -> None:
         """Store `content`, and remove old entries beyond the bounds."""
         entry = self._seal.close(tenant, key, content)
-        if len(entry) > min(MOST_ENTRY_BYTES, self._most_tenant_bytes):
+        if len(entry) > min(MAX_ENTRY_BYTES, self._max_tenant_bytes):
             return
         path = self._path(tenant, key)
         try:
@@ -158,7 +158,7 @@ class ProgramCache:
 
     def _make_room(self, directory: Path, nbytes: int) -> None:
         """Remove the oldest entries of the tenant, then of all tenants and keys, until `nbytes` fit."""
-        for scanned, most in ((directory, self._most_tenant_bytes), (self._root, self._most_bytes)):
+        for scanned, most in ((directory, self._max_tenant_bytes), (self._root, self._max_bytes)):
             with self._lock:
                 room = self._room.get(scanned, 0) - nbytes
                 self._room[scanned] = room
@@ -172,8 +172,8 @@ class ProgramCache:
         return directory.glob("atoll-*/*/*") if directory == self._root else directory.glob("*")
 
 
-def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:
-    """Remove the oldest entries if they and `nbytes` exceed `most`. Return how many bytes can be added then."""
+def _shrink(entries: Iterable[Path], limit: int, nbytes: int) -> int:
+    """Remove the oldest entries if they and `nbytes` exceed `limit`. Return how many bytes can be added then."""
     found = []
     for path in entries:
         with contextlib.suppress(OSError):
@@ -183,14 +183,14 @@ def _shrink(entries: Iterable[Path], most: int, nbytes: int) -> int:
             else:
                 found.append((status.st_mtime, status.st_size, path))
     total = nbytes + sum(size for _, size, _ in found)
-    if total > most:
+    if total > limit:
         for _, size, path in sorted(found):
-            if total <= most * (1 - _FREED):
+            if total <= limit * (1 - _FREED):
                 break
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= size
-    return max(most - total, 0)
+    return max(limit - total, 0)
 
 
 def _read(path: Path) -> bytes | None:
@@ -205,9 +205,9 @@ def _read(path: Path) -> bytes | None:
         raise
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_ENTRY_BYTES:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_ENTRY_BYTES:
             return None
-        return file.read(MOST_ENTRY_BYTES + 1)
+        return file.read(MAX_ENTRY_BYTES + 1)
 
 
 def _hash(name: str) -> str:

@@ -33,11 +33,11 @@ from atoll.protocol.messages import HostChannels
 _LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
 # For many operations on larger arrays, XLA's compiler for CPUs divides by zero, which also ends processes of stock JAX.
-_MOST_ELEMENTS = 1 << 35
+_MAX_ELEMENTS = 1 << 35
 _CONSTANT = frozenset(("stablehlo.constant", "stablehlo.broadcast_in_dim", "func.return"))
 # The total size of the programs that one MLIR context reads.
-MOST_CONTEXT_BYTES = 1 << 20
-_MOST_IDLE_CONTEXTS = 4
+MAX_CONTEXT_BYTES = 1 << 20
+_MAX_IDLE_CONTEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _bytes_if_too_large(value: Any, devices: int) -> int:
     if not isinstance(value, ir.RankedTensorType) or not value.has_static_shape:
         return 0
     elements: int = math.prod(value.shape) // devices
-    if elements <= _MOST_ELEMENTS or elements <= machine_memory():
+    if elements <= _MAX_ELEMENTS or elements <= machine_memory():
         return 0
     return elements * max(1, _bits(value.element_type) // 8)
 
@@ -155,7 +155,7 @@ class Contexts:
     """A pool of MLIR contexts. For any thread.
 
     It takes 4 ms of CPU time to create and destroy one of JAX's contexts; a small program compiles in 25 ms. A context
-    keeps the types and constants of all programs that it has read, so it is dropped after `MOST_CONTEXT_BYTES`.
+    keeps the types and constants of all programs that it has read, so it is dropped after `MAX_CONTEXT_BYTES`.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Contexts:
             yield
         read += program_bytes
         with self._lock:
-            if read <= MOST_CONTEXT_BYTES and len(self._idle) < _MOST_IDLE_CONTEXTS:
+            if read <= MAX_CONTEXT_BYTES and len(self._idle) < _MAX_IDLE_CONTEXTS:
                 self._idle.append((entered, read))
 
 

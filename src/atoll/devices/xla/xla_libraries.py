@@ -27,12 +27,12 @@ from atoll.protocol.ffi_libraries import check_library_size, library_hash, priva
 from atoll.protocol.messages import LibraryPlace, LibraryTarget
 
 # Libraries of a process, which stay loaded until the process ends.
-MOST_LIBRARIES = 512
-MOST_BYTES = 4 << 30
+MAX_LIBRARIES = 512
+MAX_BYTES = 4 << 30
 _ELF, _SHARED = b"\x7fELF", 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _LINK_MAP = 2  # request of dlinfo
-_MOST_TEXT = 500
+_MAX_TEXT = 500
 
 
 class SymbolInfo(ctypes.Structure):
@@ -65,7 +65,7 @@ class _Library:
                 file.write(content)
             self._handle = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
-            text = str(error).replace(path, "it").splitlines()[0][:_MOST_TEXT]
+            text = str(error).replace(path, "it").splitlines()[0][:_MAX_TEXT]
             raise invalid(f"the FFI library {digest[:12]} cannot be loaded on this host: {text}") from None
         finally:
             with contextlib.suppress(OSError):
@@ -116,11 +116,11 @@ class XlaLibraries:
                 return
             _check_format(content, digest)
             used = sum(each.nbytes for each in self._libraries.values())
-            if len(self._libraries) >= MOST_LIBRARIES or used + len(content) > MOST_BYTES:
+            if len(self._libraries) >= MAX_LIBRARIES or used + len(content) > MAX_BYTES:
                 raise StatusError(
                     Code.RESOURCE_EXHAUSTED,
                     f"this host has loaded {len(self._libraries)} FFI libraries of {used} bytes, and it cannot unload "
-                    f"them: the limit is {MOST_LIBRARIES} libraries and {MOST_BYTES} bytes until its island restarts",
+                    f"them: the limit is {MAX_LIBRARIES} libraries and {MAX_BYTES} bytes until its island restarts",
                 )
             self._libraries[tenant, digest] = _Library(content, digest)
 

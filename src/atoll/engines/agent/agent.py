@@ -42,7 +42,7 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
-_MOST_RETRY_SECONDS = 30.0  # after refusals, which last until someone changes the configuration
+_MAX_RETRY_SECONDS = 30.0  # after refusals, which last until someone changes the configuration
 _CONNECT_SECONDS = 10.0
 EVERYWHERE = ("0.0.0.0", "::")
 _LEASE_LOOKS = 0.25  # seconds between two checks of the lease
@@ -89,7 +89,7 @@ class HostAgent:
         self._bind = ""  # address at which the worker listens
         self._collectives = ""  # address at which the hosts of its island reach this one
         self._leaving = False
-        self._retry = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
+        self._retry = Retry(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         self._is_refused = False  # in the latest attempt
         self._problems = Reasons(_log)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 # Maximum number of a session's compilations that wait for its client at a time. It is more than one because a callback
 # may itself compile a program with callbacks.
-MOST_OF_A_SESSION = 4
+MAX_PER_SESSION = 4
 
 # Time without work after which a thread ends.
 _IDLE_SECONDS = 30.0
@@ -95,18 +95,18 @@ class Threads:
 
 
 class SessionThreads:
-    """Runs each session's work on up to `most` threads, in order of submission. Thread-safe; `submit` never waits."""
+    """Runs each session's work on up to `limit` threads, in order of submission. Thread-safe; `submit` never waits."""
 
-    def __init__(self, name: str, most: int = MOST_OF_A_SESSION) -> None:
+    def __init__(self, name: str, limit: int = MAX_PER_SESSION) -> None:
         self._name = name
-        self._most = most
+        self._limit = limit
         self._lock = threading.Lock()
         self._running: dict[int, int] = {}
         self._waiting: dict[int, deque[Callable[[], None]]] = {}
 
     def submit(self, session: int, work: Callable[[], None]) -> None:
         with self._lock:
-            if self._running.get(session, 0) >= self._most:
+            if self._running.get(session, 0) >= self._limit:
                 self._waiting.setdefault(session, deque()).append(work)
                 return
             self._running[session] = self._running.get(session, 0) + 1

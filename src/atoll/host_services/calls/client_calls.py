@@ -63,7 +63,7 @@ class _Waiting(NamedTuple):
 
     slot: queue.SimpleQueue[Any]
     channel: DataChannel
-    most: int
+    limit: int
 
 
 # A session and its notice; None ends the queue.
@@ -100,16 +100,16 @@ class Calls:
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by session and feed
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[_Notice] | None = None
-        self._notifying = SessionThreads("atoll-call-notices", most=1)  # keeps the order of notices
+        self._notifying = SessionThreads("atoll-call-notices", limit=1)  # keeps the order of notices
         # A random start, because the client may still answer calls from an earlier process of this host.
         self._serial = itertools.count(1 + secrets.randbits(39))
 
     def call(
-        self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any], most: int = 0
+        self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any], limit: int = 0
     ) -> Reply:
         """Call the client's callable, and wait for the answer as long as the session has a channel.
 
-        `most` is the largest number of bytes that the results may have, without their types. A client whose answer is
+        `limit` is the largest number of bytes that the results may have, without their types. A client whose answer is
         larger does not make this host allocate memory for it.
 
         Raises ClientError if the callable raises. Raises StatusError, with the code CANCELLED if there is no answer.
@@ -118,7 +118,7 @@ class Calls:
         slot: queue.SimpleQueue[Any] = queue.SimpleQueue()
         channel = self._direct.of(session, self._channel_of(session))
         with self._lock:
-            self._waiting.setdefault(session, {})[feed] = _Waiting(slot, channel, most)
+            self._waiting.setdefault(session, {})[feed] = _Waiting(slot, channel, limit)
         try:
             _send(channel, session, feed, encode(Call(callback, types), arrays))
             outcome = slot.get()
@@ -197,10 +197,10 @@ class Calls:
     def awaits(self, session: int, feed: int, nbytes: int) -> bool:
         with self._lock:
             call = self._waiting.get(session, {}).get(feed)
-        if call is None or nbytes <= call.most + _OTHER_BYTES:
+        if call is None or nbytes <= call.limit + _OTHER_BYTES:
             return call is not None
         self._forget(session, feed)
-        text = f"the answer of a callback is invalid: it has {nbytes} bytes, and the results have at most {call.most}"
+        text = f"the answer of a callback is invalid: it has {nbytes} bytes, and the results have at most {call.limit}"
         call.slot.put(StatusError(Code.INVALID_ARGUMENT, text))
         return False
 

@@ -21,7 +21,7 @@ from atoll.protocol.messages import HostChannels
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
 # Of an answer to a question of a compilation.
-MOST_ASKED_BYTES = 64 << 20
+MAX_ASKED_BYTES = 64 << 20
 
 
 class Callbacks:
@@ -77,7 +77,7 @@ class Callbacks:
     def ask(self, key: bytes, request: bytes) -> bytes:
         """Call the callable of a key with the bytes of a request, and return the answer's bytes. Raises like `call`."""
         number = self._numbers[len(self) + self.keys.index(key)]
-        reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]), MOST_ASKED_BYTES)
+        reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]), MAX_ASKED_BYTES)
         try:
             if len(reply.types) != 1:
                 raise invalid(f"a callback of a compilation must return one array, got {len(reply.types)}")

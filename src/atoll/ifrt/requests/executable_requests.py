@@ -34,7 +34,7 @@ from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.translation import codec
 
 _NOTHING_PRESERVED: frozenset[int] = frozenset()
-_MOST_PROGRAMS = 64  # of one executable
+_MAX_PROGRAMS = 64  # of one executable
 # Executables that make arrays of contents. Called with the session, the executable, the results' handles and the stack.
 _MAKERS: dict[type[LoadedExecutable], Callable[..., None]] = {
     PuttingExecutable: put_contents,
@@ -276,7 +276,7 @@ def _register_program(
     definition = executable.program(*key)
     completions = len(definition.results) - len(executable.outputs)
     registered = executable.programs[key] = session.cluster.register_program(definition), completions
-    if len(executable.programs) > _MOST_PROGRAMS:  # each thread of the client has a stream
+    if len(executable.programs) > _MAX_PROGRAMS:  # each thread of the client has a stream
         session.cluster.release_program(executable.programs.pop(next(iter(executable.programs)))[0])
     return registered
 

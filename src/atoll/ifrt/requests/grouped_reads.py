@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.errors import Code, StatusError
 from atoll.ir.types import ArraySpec, Box, Replicated, Shape, Sharding, shard_boxes
-from atoll.protocol.questions import MOST_CONTENTS, MOST_SHARDS
+from atoll.protocol.questions import MAX_CONTENTS, MAX_SHARDS
 from atoll.transfers.dtypes import numpy_dtype
 
 
@@ -60,16 +60,16 @@ def divide(specs: Sequence[ArraySpec], host_of: Callable[[int], int]) -> tuple[H
         parts = _whole(spec.shape) if is_whole(spec) else _parts(spec.sharding, spec.shape)
         count += len(parts)
         total += itemsize * sum([elements for _, elements in parts])
-        if count > MOST_SHARDS:
+        if count > MAX_SHARDS:
             raise StatusError(
-                Code.RESOURCE_EXHAUSTED, f"the arrays have too many shards for one answer: the limit is {MOST_SHARDS}"
+                Code.RESOURCE_EXHAUSTED, f"the arrays have too many shards for one answer: the limit is {MAX_SHARDS}"
             )
         for part, elements in parts:
             device = devices[part.position]
             found.setdefault(host_of(device), []).append((number, device, part, elements * itemsize))
-    if total > MOST_CONTENTS:
+    if total > MAX_CONTENTS:
         raise StatusError(
-            Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MOST_CONTENTS} bytes"
+            Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MAX_CONTENTS} bytes"
         )
     return tuple(_host_read(each) for each in found.values())
 

@@ -49,8 +49,8 @@ def _publish(session: IfrtSession, request: PublishArrays) -> Coroutine[Any, Any
     cluster = session.cluster
     donates = session.note_published(request.name, handles)
     views = []
-    for first in range(0, len(handles), m.MOST_READ):
-        part = handles[first : first + m.MOST_READ]
+    for first in range(0, len(handles), m.MAX_READ):
+        part = handles[first : first + m.MAX_READ]
         specs = tuple(session.arrays.spec(handle) for handle in part)
         whole = [(0, len(spec.sharding.devices), 1) for spec in specs]
         mappings = tuple(Mapping(i, i, each, each) for i, each in enumerate(whole))

@@ -16,7 +16,7 @@ from atoll.errors import ClusterError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import echo, fail
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 
 
 @with_option_groups
@@ -95,7 +95,7 @@ def replay(
     """
     from atoll.operate.bug_reports import replay_bundle
 
-    found = replay_bundle(file, not failures, None if as_json else _MOST_LINES)
+    found = replay_bundle(file, not failures, None if as_json else _MAX_LINES)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=1))
         return

@@ -56,13 +56,13 @@ class TraceRequest(Message, frozen=True, tag=86):
     """Request spans: all that are stored, or with `after`, those recorded since a reply with that `position`.
 
     A reply has at most some hundred spans, the oldest ones; use its `position` as `after` of the next request. With
-    `most`, the reply has only the newest spans, at most that number, as reported, from dispatch to end and without
+    `limit`, the reply has only the newest spans, at most that number, as reported, from dispatch to end and without
     waits. With `recording`, it also has the calls that proxies recorded, and the recording ends.
     """
 
     since: int = 0  # excludes spans that ended earlier, in nanoseconds of the controller's clock
     after: int = -1
-    most: int = 0
+    limit: int = 0
     recording: int = 0
 
 

@@ -17,19 +17,19 @@ MAX_PART_NODES = 256
 # Bytes of nodes per message, unless it has a single node.
 MAX_PART_BYTES = 256 * 1024
 # Arrays that a proxy reports. If it has more, it reports none.
-MOST_HANDLES_REPORTED = 1 << 17
+MAX_HANDLES_REPORTED = 1 << 17
 # Handles per list in a message. The controller needs about ten milliseconds for them.
 MAX_HANDLES = 1 << 15
 # Handles that a `Launch` releases. A proxy sends more of them in a `Release`, which the controller divides.
 MAX_RELEASED = 1 << 10
 # Arrays per version of published arrays, characters of their paths, and bytes of the structure of their tree.
-MOST_PUBLISHED = 1 << 14
-MOST_PATH = 1 << 10
-MOST_STRUCTURE = 4 << 20
+MAX_PUBLISHED = 1 << 14
+MAX_PATH = 1 << 10
+MAX_STRUCTURE = 4 << 20
 # Arrays that one `ReadVersion` makes. The controller needs some milliseconds for the first ones of the same types.
-MOST_READ = 128
+MAX_READ = 128
 # Bytes of recorded calls per message.
-MOST_CALL_BYTES = 4 << 20
+MAX_CALL_BYTES = 4 << 20
 
 # ---- proxy -> controller
 
@@ -101,7 +101,7 @@ class RegisterLoop(Message, frozen=True, tag=58):
 
 
 # Limit for the contents that a launch carries. Larger contents are sent to the hosts.
-MOST_CARRIED_BYTES = 4096
+MAX_CARRIED_BYTES = 4096
 
 
 class Launch(Message, frozen=True, tag=44):
@@ -144,7 +144,7 @@ class Recompile(Message, frozen=True, tag=49):
 
 
 # Limit for the feeds in each field of a `FailureAcknowledged`.
-MOST_FEEDS_NAMED = 1024
+MAX_FEEDS_NAMED = 1024
 
 
 class FailureAcknowledged(Message, frozen=True, tag=50):
@@ -193,7 +193,7 @@ class ReleaseSlice(Message, frozen=True, tag=91):
 class HandlesReported(Message, frozen=True, tag=104):
     """Answer ReportHandles: by handle, whether the array failed before it was launched.
 
-    `handles` is None if the client does not track them, or if there are more than `MOST_HANDLES_REPORTED`.
+    `handles` is None if the client does not track them, or if there are more than `MAX_HANDLES_REPORTED`.
     """
 
     check: int

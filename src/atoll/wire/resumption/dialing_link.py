@@ -138,7 +138,7 @@ class DialingLink(Link):
                     self.lose(f"{self.reason}; reconnecting failed for {self.grace:.0f} s: {self._errors[-1]}")
                 return None
             if self._rounds:
-                pause = min(self.limits.first_pause * 2 ** min(self._rounds - 1, 30), self.limits.most_pause)
+                pause = min(self.limits.first_pause * 2 ** min(self._rounds - 1, 30), self.limits.max_pause)
             self._rounds += 1
             self._errors = []
             self._untried = list(self._addresses.in_turn)

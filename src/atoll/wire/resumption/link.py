@@ -38,7 +38,7 @@ class LinkLimits(NamedTuple):
     silent_seconds: int = 5
     # Between two rounds of attempts to dial again; each pause is twice as long as the one before.
     first_pause: float = 0.02
-    most_pause: float = 0.5
+    max_pause: float = 0.5
 
 
 LIMITS = LinkLimits()

@@ -18,7 +18,7 @@ from atoll.wire.tls.tls_errors import ALERT, explained, not_admitted
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _READ_SIZE = 64 * 1024
-_LEAST_RECORD = 22  # bytes of the smallest TLS 1.3 record with content
+_MIN_RECORD = 22  # bytes of the smallest TLS 1.3 record with content
 
 
 class TlsLayer(asyncio.BufferedProtocol):
@@ -85,7 +85,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         self._incoming.write(self._encrypted[:nbytes])
         if self._on_secured is not None:
             self._shake_hands()
-        if self.protocol is not None and self._incoming.pending >= _LEAST_RECORD:
+        if self.protocol is not None and self._incoming.pending >= _MIN_RECORD:
             self._deliver()
 
     def eof_received(self) -> bool:
@@ -183,7 +183,7 @@ class TlsLayer(asyncio.BufferedProtocol):
                 take(count)
                 if self._is_paused:
                     break
-                if count < size and incoming.pending < _LEAST_RECORD:
+                if count < size and incoming.pending < _MIN_RECORD:
                     break
         except ssl.SSLWantReadError:
             pass
@@ -220,7 +220,7 @@ class TlsLayer(asyncio.BufferedProtocol):
         if not self._is_paused:
             return
         self._is_paused = False
-        if self._tls.pending() or self._incoming.pending >= _LEAST_RECORD:
+        if self._tls.pending() or self._incoming.pending >= _MIN_RECORD:
             self._deliver()
         if not (self._is_paused or self._transport.is_closing()):
             self._transport.resume_reading()

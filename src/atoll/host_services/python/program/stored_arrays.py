@@ -26,7 +26,7 @@ from atoll.transfers.dtypes import numpy_dtype
 # Maximum and minimum of the window, the bytes of shards that are requested but not written. A window larger than needed
 # to keep all CPUs busy would use fresh memory for each shard, which is slow.
 WINDOW_BYTES = 256 << 20
-_LEAST_WINDOW = 64 << 20
+_MIN_WINDOW = 64 << 20
 # The same values as in Orbax.
 _COMPRESSOR = {"id": "zstd", "level": 1}
 _FILES_AT_ONCE = 128
@@ -94,7 +94,7 @@ def _nbytes(argument: m.Argument) -> int:
 
 
 def _window(argument: m.Argument) -> int:
-    return min(WINDOW_BYTES, max(_LEAST_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
+    return min(WINDOW_BYTES, max(_MIN_WINDOW, ((os.cpu_count() or 1) + 2) * _nbytes(argument)))
 
 
 def reading(
