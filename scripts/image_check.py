@@ -174,9 +174,9 @@ def run_cluster(podman: Podman, directory: Path) -> None:
         (secret,) = [each for each in documents if each["metadata"]["name"] == "atoll-client"]
         options = [option for name, value in secret["stringData"].items() for option in ("--env", f"{name}={value}")]
         options += ["--env", "JAX_PLATFORMS=atoll,cpu", "--add-host=atoll:127.0.0.1"]
-        said = podman.run(*options, IMAGE, "python", "-c", SCRIPT)
-        print(said, end="")
-        if said.split() != ["2", "6"]:
+        output = podman.run(*options, IMAGE, "python", "-c", SCRIPT)
+        print(output, end="")
+        if output.split() != ["2", "6"]:
             raise SystemExit("the script printed something else than `2 6`")
 
 

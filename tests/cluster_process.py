@@ -128,8 +128,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
     """Return the next line of a running process, after waiting for it within the deadline."""
     line = next_line(process)
     if not line:  # the last output comes first, because failure reports are truncated at their ends
-        said = finish(process).stderr
-        pytest.fail(f"ended with {process.returncode} and without a word: ...{said[-2000:]}\n{process.args!r}")
+        output = finish(process).stderr
+        pytest.fail(f"ended with {process.returncode} and without a word: ...{output[-2000:]}\n{process.args!r}")
     return line.strip()
 
 

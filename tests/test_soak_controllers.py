@@ -36,7 +36,7 @@ class Up:
 
     def __init__(self, machine: str) -> None:
         self.machine = machine
-        self.said = "what it said"
+        self.output = "what it said"
         command = [sys.executable, "-S", "-c", UP]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -76,11 +76,11 @@ class FakeCluster:
         if "--standby" in command:
             self.ups.append(Up(machine))
             return self.ups[-1]
-        return SimpleNamespace(said="", wait=lambda: 0)
+        return SimpleNamespace(output="", wait=lambda: 0)
 
     def atoll(self, *arguments: str, machine: str) -> Any:
         assert arguments == ("status", "--json")
-        return SimpleNamespace(process=SimpleNamespace(returncode=0), said=json.dumps(self.answers.pop(0)))
+        return SimpleNamespace(process=SimpleNamespace(returncode=0), output=json.dumps(self.answers.pop(0)))
 
     def forget(self, process: Any) -> None:
         pass

@@ -52,11 +52,11 @@ def main() -> None:
         for every in (0, work.EVERY):
             work.report("copies", every=every, rate=plain(4, seconds, state, every))
     run = atoll.elastic.run(TRAINING, state, work.batch, steps=1 << 40, every=work.EVERY, ahead=work.AHEAD)
-    told = 0
+    reported = 0
     for step, loss in run:
         work.report("step", step=step, loss=float(loss), devices=len(run.islands))
-        for each in run.changes[told:]:
-            told += 1
+        for each in run.changes[reported:]:
+            reported += 1
             work.report("change", why=each.reason, devices=len(each.islands), repeated=each.repeated, took=each.seconds)
 
 

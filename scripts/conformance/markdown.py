@@ -111,10 +111,10 @@ def _counts(side: Side) -> str:
 
 
 def _troubles(report: Report) -> Iterator[str]:
-    told = [(name, trouble) for name, file in report.files.items() for trouble in file.atoll.troubles]
-    if told:
+    troubled = [(name, trouble) for name, file in report.files.items() for trouble in file.atoll.troubles]
+    if troubled:
         yield from ("", "Outside any test, on Atoll:", "")
-        yield from (f"- `{name}`: {trouble}" for name, trouble in told)
+        yield from (f"- `{name}`: {trouble}" for name, trouble in troubled)
 
 
 def _explained(report: Report) -> Iterator[str]:

@@ -46,8 +46,8 @@ def main() -> None:
     step = jax.jit(train)
 
     expected: list[float] | None = None
-    steps, said = 0, time.monotonic()
-    print(json.dumps({"at": said, "steps": 0}), flush=True)
+    steps, output = 0, time.monotonic()
+    print(json.dumps({"at": output, "steps": 0}), flush=True)
     while True:
         weights = jax.device_put(first, whole)
         losses: list[Any] = []
@@ -59,9 +59,9 @@ def main() -> None:
             if len(flight) > _IN_FLIGHT:
                 flight.popleft().block_until_ready()
                 steps += 1
-            if time.monotonic() - said >= 1:
-                said = time.monotonic()
-                print(json.dumps({"at": said, "steps": steps}), flush=True)
+            if time.monotonic() - output >= 1:
+                output = time.monotonic()
+                print(json.dumps({"at": output, "steps": steps}), flush=True)
         found = [float(each) for each in losses]
         steps += len(flight)
         if expected is None:

@@ -58,7 +58,7 @@ class Controllers:
         self._standbys = 0
         shown = cluster.start(_FIRST_MACHINE, ["cat", _AUTHORITY])
         shown.wait()
-        self._authority = shown.said
+        self._authority = shown.output
         self.seconds: dict[str, list[float]] = {}  # until a controller answered again, by kind
 
     @staticmethod
@@ -93,7 +93,7 @@ class Controllers:
     def _add(self, up: Process) -> None:
         engines = list(children_that_run("atoll.engines.engine_main", up.pid, recursive=True))
         if not engines:
-            raise SoakError(f"`atoll up` on {up.machine} has no engine process:\n{up.said[-2000:]}")
+            raise SoakError(f"`atoll up` on {up.machine} has no engine process:\n{up.output[-2000:]}")
         self._engines[up.machine, _pid_there(engines[0].pid)] = up
         self._running.append(up)
 
@@ -113,7 +113,7 @@ class Controllers:
         module = "atoll.controller_process.controller_main"
         for each in children_that_run(module, self._holder.pid, recursive=True):
             return each
-        raise SoakError(f"there is no controller on {self.machine}:\n{self._holder.said[-2000:]}")
+        raise SoakError(f"there is no controller on {self.machine}:\n{self._holder.output[-2000:]}")
 
     def _answers(self, kind: str, injected: float) -> None:
         """Waits until there is an answer from the cluster's address, and from nowhere else."""
@@ -121,12 +121,12 @@ class Controllers:
         while True:
             asked = self._cluster.atoll("status", "--json", machine=self.machine)  # others may not reach it
             self._cluster.forget(asked)
-            if not asked.process.returncode and is_of_controller(asked.said):
-                self.note(json.loads(asked.said))
+            if not asked.process.returncode and is_of_controller(asked.output):
+                self.note(json.loads(asked.output))
                 break
             if deadline.is_over:
                 where = f"nobody answers at {self._cluster.address} within {_ANSWER_SECONDS:.0f} s"
-                raise SoakError(f"{kind}: {where}: {asked.said}\n{self._holder.said[-4000:]}")
+                raise SoakError(f"{kind}: {where}: {asked.output}\n{self._holder.output[-4000:]}")
         self.seconds.setdefault(kind, []).append(time.monotonic() - injected)
         print(f"{kind}: an answer after {time.monotonic() - injected:.1f} s; ", end="", flush=True)
 
@@ -183,14 +183,14 @@ class Controllers:
         deadline = Deadline(_END_SECONDS)
         while not self.note(report()):
             if deadline.is_over:
-                raise SoakError(f"the cluster has no engine:\n{self._engine.said[-4000:]}")
+                raise SoakError(f"the cluster has no engine:\n{self._engine.output[-4000:]}")
             time.sleep(0.2)
         for each in [each for each in self._running if each not in (self._holder, self._engine)]:
             try:
                 each.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 text = f"the engine on {each.machine} has neither the role nor the controller, and does not end"
-                raise SoakError(f"{text}:\n{each.said[-4000:]}") from None
+                raise SoakError(f"{text}:\n{each.output[-4000:]}") from None
             self._running.remove(each)
 
     # ---- the end
@@ -209,7 +209,7 @@ def _await_end(earlier: Process, process: psutil.Process) -> None:
     deadline = Deadline(_END_SECONDS)
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if deadline.is_over:
-            raise SoakError(f"the earlier controller on {earlier.machine} goes on:\n{earlier.said[-4000:]}")
+            raise SoakError(f"the earlier controller on {earlier.machine} goes on:\n{earlier.output[-4000:]}")
         time.sleep(0.1)
 
 

@@ -106,8 +106,8 @@ class ManyMachines:
         ended = self._cluster.atoll(*arguments)
         self._cluster.forget(ended)
         if ended.process.returncode:
-            raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.said}")
-        return ended.said
+            raise SoakError(f"atoll {' '.join(arguments)} failed: {ended.output}")
+        return ended.output
 
     def start_user(self, number: int, arguments: Sequence[str], errors: IO[str]) -> tuple[subprocess.Popen[str], str]:
         machine = self._bed.names[number % len(self._bed.names)]
@@ -279,7 +279,7 @@ class ManyMachines:
         find = "find /tmp /dev/shm ( -type s -o -name atoll-* -path /dev/shm/* -o -path */atoll-*/*join* )"
         listing = self._cluster.start(machine, find.split())
         listing.wait()
-        return left + listing.said.split()
+        return left + listing.output.split()
 
     def log(self) -> str:
         return self._cluster.log()

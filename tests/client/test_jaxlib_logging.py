@@ -34,5 +34,5 @@ def test_jaxlib_logs_again_as_it_did_before_it_was_silenced(run_script: RunScrip
         """,
         env={"JAX_PLATFORMS": "cpu", "ATOLL_TEST_EXECUTED": "1"} | settings,  # jaxlib reads variables at its start
     ).check()
-    said = ["host-to-device transfer" in part for part in ended.stderr.split("|")]
-    assert said == [True, False, False, False, False, True, False], ended.stderr
+    output = ["host-to-device transfer" in part for part in ended.stderr.split("|")]
+    assert output == [True, False, False, False, False, True, False], ended.stderr

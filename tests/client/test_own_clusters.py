@@ -26,9 +26,9 @@ def test_a_script_on_a_cluster_of_its_own_is_told_of_the_standing_one(
     standing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     processes._note_standing_clusters(DEFAULT_ISLANDS)
-    said = capsys.readouterr().err
-    assert "although cluster lab is up" in said
-    assert f"ATOLL_ADDRESS={standing};" in said
+    output = capsys.readouterr().err
+    assert "although cluster lab is up" in output
+    assert f"ATOLL_ADDRESS={standing};" in output
 
 
 def test_a_script_that_has_chosen_its_islands_is_told_nothing(

@@ -48,8 +48,8 @@ def test_a_file_says_which_islands_there_are_and_the_settings(tmp_path: Path) ->
     large = IslandShape(2, 4, "cuda", (2, 4), "h100")
     assert settings.topology.shapes == (large, large, IslandShape(1, 3, "cpu"))
     assert settings.islands == "2x2x4+1x1x3"
-    said = (settings.device_memory, settings.lease_seconds, settings.wait_seconds, settings.engine, settings.bulk_tls)
-    assert said == (80 << 30, 5.0, 60.0, "hosts", OnOff.OFF)
+    chosen = (settings.device_memory, settings.lease_seconds, settings.wait_seconds, settings.engine, settings.bulk_tls)
+    assert chosen == (80 << 30, 5.0, 60.0, "hosts", OnOff.OFF)
     assert (settings.insecure_sandbox, settings.delegate_after_seconds, settings.max_sessions) == (True, None, 7)
     assert settings.python_read == ("/data",)
 

@@ -26,19 +26,19 @@ def test_a_cluster_file_may_have_a_former_key(tmp_path: Path) -> None:
 
 
 def test_a_host_takes_the_former_name_of_its_coordinators_address() -> None:
-    said = CliRunner().invoke(app, ["host", "--meeting", "nowhere", "--lower-than-any"]).output
-    assert "--lower-than-any" in said
-    assert "No such option: --meeting" not in said
+    output = CliRunner().invoke(app, ["host", "--meeting", "nowhere", "--lower-than-any"]).output
+    assert "--lower-than-any" in output
+    assert "No such option: --meeting" not in output
 
 
 @pytest.mark.parametrize(("option", "known"), [("--suspend-folder", True), ("--suspend-place", False)])
 def test_a_command_takes_a_former_option(option: str, known: bool) -> None:
-    said = CliRunner().invoke(app, ["up", option, "/former", "--islands", "none"]).output
-    assert ("No such option" in said) != known
-    assert ("none" in said) == known
+    output = CliRunner().invoke(app, ["up", option, "/former", "--islands", "none"]).output
+    assert ("No such option" in output) != known
+    assert ("none" in output) == known
 
 
 def test_help_lists_no_former_option() -> None:
-    said = CliRunner().invoke(app, ["up", "--help"]).output
-    assert "--suspend-directory" in said
-    assert "--suspend-folder" not in said
+    output = CliRunner().invoke(app, ["up", "--help"]).output
+    assert "--suspend-directory" in output
+    assert "--suspend-folder" not in output

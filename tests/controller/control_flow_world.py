@@ -57,14 +57,14 @@ class ChoosingClient(Client):
 
     def new_program(self, body: Program) -> int:
         number = self.fresh()
-        self.say(m.RegisterProgram(number, body))
+        self.send(m.RegisterProgram(number, body))
         return number
 
     def launch_node(self, node: Any, arguments: tuple[int, ...], results: int, names: set[str]) -> list[int]:
         """Launch a node of a program that may fail, and either release its programs at once or keep them."""
-        self.say(node)
+        self.send(node)
         handles = [self.fresh() for _ in range(results)]
-        self.say(m.Launch(node.program, arguments, tuple(handles), ()))
+        self.send(m.Launch(node.program, arguments, tuple(handles), ()))
         self.launched += 1
         doomed = {name for name in names if "doomed" in name}
         tainted = set().union(*(self.taint[each] for each in arguments))
@@ -79,7 +79,7 @@ class ChoosingClient(Client):
                 else tuple({node.first, node.begins, node.following, node.last})
             )
             for each in (node.program, *sorted(parts)):
-                self.say(m.ReleaseProgram(each))
+                self.send(m.ReleaseProgram(each))
         return handles
 
     def switch(self) -> None:

@@ -48,7 +48,7 @@ class MigratingClient(Client):
             case m.Quiesce(migration=migration):
                 assert not self.held
                 self.held = True
-                self.say(m.Quiesced(migration))
+                self.send(m.Quiesced(migration))
             case m.Migrated(hosts=hosts):
                 assert self.held
                 self.held = False
@@ -57,7 +57,7 @@ class MigratingClient(Client):
                 for function, hosts in functions:
                     feed = self.fresh()
                     self.uploads.extend((host, feed) for host in hosts)
-                    self.say(m.Recompile(function, feed))
+                    self.send(m.Recompile(function, feed))
             case m.SliceAdded(status=status, slice=number):
                 if status.ok:
                     self.slices.append(number)
@@ -69,9 +69,9 @@ class MigratingClient(Client):
         if self.held:
             self.upload()
         elif self.rng.random() < 0.08:
-            self.say(m.AddSlice(self.fresh(), SliceRequest(self.rng.randint(1, 2))))
+            self.send(m.AddSlice(self.fresh(), SliceRequest(self.rng.randint(1, 2))))
         elif self.rng.random() < 0.02 and self.slices:
-            self.say(m.ReleaseSlice(self.slices.pop(self.rng.randrange(len(self.slices)))))
+            self.send(m.ReleaseSlice(self.slices.pop(self.rng.randrange(len(self.slices)))))
         else:
             super().act()
 

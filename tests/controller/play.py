@@ -281,7 +281,7 @@ class Play(Cluster):
         self.session = self.open().number
         self.flush()
 
-    def say(self, message: Any) -> list[Any]:
+    def send(self, message: Any) -> list[Any]:
         """Send a message from the session's proxy. Like a real proxy, it sends a large program in parts."""
         messages = in_parts(message.program, message.definition) if type(message) is m.RegisterProgram else (message,)
         for each in messages:
@@ -319,7 +319,7 @@ class Play(Cluster):
 
     def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:
         """Register and compile a function, and return its name."""
-        self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+        self.send(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
         hosts = sorted({self.controller.sessions[self.session].devices.locations[d].host for d in devices})
         for host in hosts:
             for message in self.report(host, m.FeedsArrived(self.session, (900 + function,))):
@@ -331,13 +331,13 @@ class Play(Cluster):
         if 1 not in self.controller.sessions[self.session].functions:
             self.with_function()
         call = Call(1, tuple(range(arguments)), (on(0),), (0,), **options)
-        (keep,) = self.say(m.RegisterProgram(program, single(name, (on(0),) * arguments, call)))
+        (keep,) = self.send(m.RegisterProgram(program, single(name, (on(0),) * arguments, call)))
         return int(keep.plan)
 
     def with_put(self, program: int = 2, device: int = 0) -> None:
         buffer = HostBuffer(0, (2,), None, None)
         definition = single("put", (), HostToDevice((buffer,), (on(device),)), feeds=1)
-        self.say(m.RegisterProgram(program, definition))
+        self.send(m.RegisterProgram(program, definition))
 
     def array(self, handle: int, device: int = 0) -> None:
         """Make an array on a device, using program 2."""
@@ -345,7 +345,7 @@ class Play(Cluster):
             self.with_put()
         feed = 10_000 + handle
         self.report(0, m.FeedsArrived(self.session, (feed,)))
-        (run,) = self.say(m.Launch(2, (), (handle,), (feed,)))
+        (run,) = self.send(m.Launch(2, (), (handle,), (feed,)))
         self.done(run.sequence)
 
 

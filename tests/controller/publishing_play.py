@@ -23,7 +23,7 @@ class Trainer(Play):
         self.array(10)
         view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
         self.view_program = single("publish", (on(0),), view)
-        self.say(m.RegisterProgram(5, self.view_program))
+        self.send(m.RegisterProgram(5, self.view_program))
         self.views = 100
         self.requests = 0
 
@@ -34,13 +34,13 @@ class Trainer(Play):
     def view(self) -> tuple[int, int]:
         """Launch a view. Return its handle and the sequence number of its run."""
         self.views += 1
-        (run,) = runs(self.say(m.Launch(5, (10,), (self.views,), ())))
+        (run,) = runs(self.send(m.Launch(5, (10,), (self.views,), ())))
         return self.views, run.sequence
 
     def publish(self, name: str = "policy", keep: int = 2) -> tuple[int, int]:
         """Publish array 10. Return the number of the version, and the sequence number of the view's run."""
         view, sequence = self.view()
-        (reply,) = self.say(m.Publish(self.request(), name, keep, (view,), ("w",)))
+        (reply,) = self.send(m.Publish(self.request(), name, keep, (view,), ("w",)))
         assert reply.status.ok, reply.status
         return reply.version, sequence
 
@@ -67,7 +67,7 @@ class Trainer(Play):
         started: list[int] = []
         for handle in range(1, 100):
             self.report(host, m.FeedsArrived(self.session, (handle,)))
-            run = runs(self.say(m.Launch(1, (), (handle,), (handle,))))
+            run = runs(self.send(m.Launch(1, (), (handle,), (handle,))))
             if not run:
                 break
             started.append(run[0].sequence)

@@ -73,14 +73,14 @@ class PublishingClient(MigratingClient):
         replicas = self.rng.randint(1, len(self.world.controller.resources.islands))
         keep = self.rng.randint(1, 2)
         on_disk = bool(self.world.spilling) and self.rng.random() < self.world.spilling
-        self.say(m.Publish(request, name, keep, tuple(views), paths, replicas=replicas, on_disk=on_disk))
+        self.send(m.Publish(request, name, keep, tuple(views), paths, replicas=replicas, on_disk=on_disk))
 
     def open_version(self) -> None:
         request = self.fresh()
         self.asked.add(request)
         number = self.rng.choice((-1, -1, self.rng.randint(1, 4)))
         newer = self.rng.randint(0, 3)
-        self.say(m.OpenVersion(request, self.rng.choice("ab"), number, newer, self.rng.choice((0.0, 1.0))))
+        self.send(m.OpenVersion(request, self.rng.choice("ab"), number, newer, self.rng.choice((0.0, 1.0))))
 
     def read(self) -> None:
         if not self.opened:
@@ -88,7 +88,7 @@ class PublishingClient(MigratingClient):
         version = self.opened[self.rng.choice(sorted(self.opened))]
         targets = tuple(replace(self.spec(), dtype=each.dtype, shape=each.shape) for each in version.arrays)
         results = tuple(self.fresh() for _ in targets)
-        self.say(m.ReadVersion(version.reader, 0, targets, results))
+        self.send(m.ReadVersion(version.reader, 0, targets, results))
         for result, spec in zip(results, targets, strict=True):
             self.taint[result], self.maybe[result] = set(), {"lost"}
             self.unreleased.add(result)
@@ -97,7 +97,7 @@ class PublishingClient(MigratingClient):
 
     def close_version(self) -> None:
         if self.opened:
-            self.say(m.CloseVersion(self.opened.pop(self.rng.choice(sorted(self.opened))).reader))
+            self.send(m.CloseVersion(self.opened.pop(self.rng.choice(sorted(self.opened))).reader))
 
     def act(self) -> None:
         if self.held or self.rng.random() >= self.world.publishing:
@@ -182,7 +182,7 @@ class PublishingWorld(MigratingWorld):
         for client in clients:
             assert isinstance(client, PublishingClient)
             for reader in client.opened:
-                client.say(m.CloseVersion(reader))
+                client.send(m.CloseVersion(reader))
         published = self.controller.published
         self.now += 100
         self.cluster.tick(self.now)

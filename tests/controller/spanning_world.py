@@ -164,7 +164,7 @@ class SpanningClient(Client):
                 for function, hosts in functions:
                     if function in self.functions.values():
                         feed = self.fresh()
-                        self.say(m.Recompile(function, feed))
+                        self.send(m.Recompile(function, feed))
                         self.uploads.extend((host, feed) for host in hosts)
             case m.HostsRestarted(hosts=addresses):
                 back = {host for host, _ in addresses}
@@ -174,7 +174,7 @@ class SpanningClient(Client):
                     hosts = {locations[device].host for device in devices}
                     if hosts & back:
                         feed = self.fresh()
-                        self.say(m.Recompile(function, feed))
+                        self.send(m.Recompile(function, feed))
                         self.uploads.extend((host, feed) for host in sorted(hosts))
             case _:
                 super().handle(message)

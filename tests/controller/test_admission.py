@@ -228,20 +228,20 @@ def away_and_back(cluster: Cluster, connection: int) -> tuple[list[Any], list[An
     """
     cluster.flush()
     cluster.event(e.ConnectionAway(cluster.now, connection))
-    told: list[Any] = []
+    received: list[Any] = []
     for _ in range(120):
         cluster.event(e.Tick(cluster.now + 1.0))
         cluster.now += 1.0
-        told += [each for each in cluster.flush() if getattr(each, "connection", -1) == connection]
+        received += [each for each in cluster.flush() if getattr(each, "connection", -1) == connection]
     cluster.event(e.ConnectionBack(cluster.now, connection))
     cluster.event(e.Tick(cluster.now + 1.0))
-    return told, [each.message for each in cluster.flush() if getattr(each, "connection", -1) == connection]
+    return received, [each.message for each in cluster.flush() if getattr(each, "connection", -1) == connection]
 
 
 def test_a_host_that_is_away_is_not_silent_and_gets_no_pings() -> None:
     cluster = joined("1x1x1")
-    told, (ping,) = away_and_back(cluster, cluster.controller.connections.hosts[0])
-    assert told == []
+    received, (ping,) = away_and_back(cluster, cluster.controller.connections.hosts[0])
+    assert received == []
     assert isinstance(ping, m.Ping)
     assert ping.lease == cluster.controller.leases.seconds
     assert cluster.controller.resources.islands[0].works
@@ -252,8 +252,8 @@ def test_a_session_whose_proxy_is_away_goes_on() -> None:
     session = cluster.open()
     connection = cluster.controller.connections.sessions[session.number]
     cluster.now = 1.0
-    told, (ping,) = away_and_back(cluster, connection)
-    assert told == []
+    received, (ping,) = away_and_back(cluster, connection)
+    assert received == []
     assert isinstance(ping, m.Ping)
     assert session.number in cluster.controller.sessions
 

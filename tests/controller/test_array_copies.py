@@ -32,7 +32,7 @@ class Copying(Trainer):
     def replicate(self, replicas: int = 2) -> list[tuple[int, m.Run]]:
         """Publish array 10 with replicas, and complete it. Return the runs that copy it."""
         view, sequence = self.view()
-        (reply,) = self.say(m.Publish(self.request(), "policy", 2, (view,), ("w",), replicas=replicas))
+        (reply,) = self.send(m.Publish(self.request(), "policy", 2, (view,), ("w",), replicas=replicas))
         assert reply.status.ok, reply.status
         self.worker(0, m.Done(((sequence, 0, 1),)))
         return self.runs()
@@ -59,7 +59,7 @@ class Copying(Trainer):
         for device in devices:
             self.with_put(device, device)
             self.report(1, m.FeedsArrived(self.session, (device,)))
-            (run,) = runs(self.say(m.Launch(device, (), (device,), (device,))))
+            (run,) = runs(self.send(m.Launch(device, (), (device,), (device,))))
             self.done(run.sequence, host=1)
         self.session = before
 
@@ -183,11 +183,11 @@ def test_the_copies_of_one_tenant_do_not_delay_those_of_another() -> None:
     for session in (play.session, play.open(token="reader").number):
         play.session = session
         play.array(11)
-        play.say(m.RegisterProgram(6, single("publish", (on(0),), Rearrange((0,), (on(0),) * count, mappings))))
+        play.send(m.RegisterProgram(6, single("publish", (on(0),), Rearrange((0,), (on(0),) * count, mappings))))
         views = tuple(range(200, 200 + count))
-        sequences += [run.sequence for run in runs(play.say(m.Launch(6, (11,), views, ())))]
+        sequences += [run.sequence for run in runs(play.send(m.Launch(6, (11,), views, ())))]
         for view in views:
-            play.say(m.Publish(view, f"policy-{view}", 2, (view,), ("w",), replicas=2))
+            play.send(m.Publish(view, f"policy-{view}", 2, (view,), ("w",), replicas=2))
     play.done(*sequences)
     copies = play.controller.published.copies
     assert Counter(tenant for tenant, _, _ in copies._runs) == {"trainer": 4, "reader": 4}
@@ -196,9 +196,9 @@ def test_the_copies_of_one_tenant_do_not_delay_those_of_another() -> None:
 def test_an_array_without_devices_cannot_be_published() -> None:
     play = Copying()
     nothing = msgspec.structs.replace(on(0), sharding=Sharding(()))
-    play.say(m.RegisterProgram(6, single("nothing", (), Rearrange((), (nothing,), ()))))
-    play.say(m.Launch(6, (), (50,), ()))
-    replies = play.say(m.Publish(1, "policy", 2, (50,), ("w",), replicas=2))
+    play.send(m.RegisterProgram(6, single("nothing", (), Rearrange((), (nothing,), ()))))
+    play.send(m.Launch(6, (), (50,), ()))
+    replies = play.send(m.Publish(1, "policy", 2, (50,), ("w",), replicas=2))
     assert [each.status.code for each in replies if isinstance(each, m.Published)] in ([Code.INVALID_ARGUMENT], [])
     assert list(play.controller.published.names.versions()) == []
 
@@ -209,7 +209,7 @@ def test_a_number_of_replicas_that_no_cluster_or_not_this_one_can_have_is_refuse
     view, _ = play.view()
     (reply,) = [
         each
-        for each in play.say(m.Publish(1, "policy", 2, (view,), ("w",), replicas=replicas))
+        for each in play.send(m.Publish(1, "policy", 2, (view,), ("w",), replicas=replicas))
         if isinstance(each, m.Published)
     ]
     assert reply.status.code == code
@@ -309,13 +309,13 @@ def lost_while_copied(play: Copying) -> list[tuple[int, m.Run]]:
     """Publish arrays on islands 0 and 1 with replicas, and open the version. Return the runs that copy array 1."""
     play.with_put(3, 2)
     play.report(1, m.FeedsArrived(play.session, (10_011,)))
-    (run,) = runs(play.say(m.Launch(3, (), (11,), (10_011,))))
+    (run,) = runs(play.send(m.Launch(3, (), (11,), (10_011,))))
     play.done(run.sequence, host=1)
     view = Rearrange((0,), (on(2),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-    play.say(m.RegisterProgram(6, single("publish", (on(2),), view)))
+    play.send(m.RegisterProgram(6, single("publish", (on(2),), view)))
     first, sequence = play.view()
-    (run,) = runs(play.say(m.Launch(6, (11,), (300,), ())))
-    play.say(m.Publish(play.request(), "policy", 1, (first, 300), ("a", "b"), replicas=2))
+    (run,) = runs(play.send(m.Launch(6, (11,), (300,), ())))
+    play.send(m.Publish(play.request(), "policy", 1, (first, 300), ("a", "b"), replicas=2))
     play.worker(0, m.Done(((sequence, 0, 1),)))
     play.worker(1, m.Done(((run.sequence, 0, 1),)))
     copies = play.runs()
@@ -498,10 +498,10 @@ def test_arrays_on_many_islands_are_examined_in_several_steps() -> None:
     for island in range(8):
         play.with_put(1000 + island, 2 * island)
         play.report(island, m.FeedsArrived(play.session, (20_000 + island,)))
-        (run,) = runs(play.say(m.Launch(1000 + island, (), (3000 + island,), (20_000 + island,))))
+        (run,) = runs(play.send(m.Launch(1000 + island, (), (3000 + island,), (20_000 + island,))))
         play.done(run.sequence, host=island)
         handles.append(3000 + island)
-    play.say(m.Publish(1, "policy", 2, tuple(handles), tuple(map(str, handles)), replicas=2))
+    play.send(m.Publish(1, "policy", 2, tuple(handles), tuple(map(str, handles)), replicas=2))
     copies = play.controller.published.copies
     assert [(len(run.results), run.following) for run in copies._runs.values()] == [(4, 4)]
     play.end(play.runs())

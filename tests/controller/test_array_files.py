@@ -47,7 +47,7 @@ class Spilling(Trainer):
     def publish_on_disk(self, keep: int = 2) -> m.SpillRequest:
         """Publish array 10 and complete it. Return the request to write it."""
         view, sequence = self.view()
-        (reply,) = self.say(m.Publish(self.request(), "policy", keep, (view,), ("w",), on_disk=True))
+        (reply,) = self.send(m.Publish(self.request(), "policy", keep, (view,), ("w",), on_disk=True))
         assert reply.status.ok, reply.status
         self.worker(0, m.Done(((sequence, 0, 1),)))
         (request,) = self.of_type(m.SpillRequest)
@@ -145,11 +145,11 @@ def test_small_arrays_share_a_launch_when_they_are_restored() -> None:
     for handle, shape in enumerate(shapes, 20):
         spec = ArraySpec("float32", shape, Sharding((0,)))
         put = HostToDevice((HostBuffer(0, shape, None, None),), (spec,))
-        play.say(m.RegisterProgram(handle, single("put", (), put, feeds=1)))
+        play.send(m.RegisterProgram(handle, single("put", (), put, feeds=1)))
         play.worker(0, m.FeedsArrived(play.session, (handle,)))
-        (run,) = runs(play.say(m.Launch(handle, (), (handle,), (handle,))))
+        (run,) = runs(play.send(m.Launch(handle, (), (handle,), (handle,))))
         play.done(run.sequence)
-    sent = play.say(m.Publish(play.request(), "policy", 2, (20, 21, 22), ("a", "b", "c"), on_disk=True))
+    sent = play.send(m.Publish(play.request(), "policy", 2, (20, 21, 22), ("a", "b", "c"), on_disk=True))
     play.wrote(_only(m.SpillRequest, sent))
     reader = play.reader()
     play.lose(0, "it burnt")
@@ -354,7 +354,7 @@ def test_a_version_that_exceeds_the_quota_is_refused() -> None:
     play.operator(m.SetTenant("trainer", limits={"disk": 7}))
     view, _ = play.view()
     play.sent()
-    reply = _only(m.Published, play.say(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True)))
+    reply = _only(m.Published, play.send(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True)))
     assert reply.status.code == Code.RESOURCE_EXHAUSTED
     assert "quota `disk` of 7" in reply.status.message
 
@@ -364,7 +364,7 @@ def test_a_version_is_written_when_others_have_made_room() -> None:
     play.operator(m.SetTenant("trainer", limits={"disk": 15}))
     play.on_disk()
     view, sequence = play.view()
-    play.say(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True))
+    play.send(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True))
     play.worker(0, m.Done(((sequence, 0, 1),)))
     assert play.of_type(m.SpillRequest) == []
     play.controller.published.remove("trainer", "policy", 1)
@@ -457,7 +457,7 @@ def test_a_version_stays_until_its_successor_is_in_files() -> None:
 def test_a_version_that_is_complete_after_newer_ones_does_not_keep_later_ones_from_files() -> None:
     play = Spilling()
     view, late = play.view()
-    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.send(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
     play.wrote(play.publish_on_disk(keep=1))
     third = play.publish_on_disk(keep=1)
     play.done(late)
@@ -482,7 +482,7 @@ def test_the_only_version_in_files_stays_if_its_end_would_free_no_space() -> Non
     reader = play.reader()
     play.opened(reader)
     view, sequence = play.view()
-    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.send(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
     play.worker(0, m.Done(((sequence, 0, 1),)))
     assert play.of_type(m.SpillRequest) == []
     first, second = play.controller.published.names.versions()
@@ -505,7 +505,7 @@ def test_a_version_ends_for_its_successor_when_its_reader_has_left() -> None:
     reader = play.reader()
     opened = play.opened(reader)
     view, sequence = play.view()
-    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.send(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
     play.worker(0, m.Done(((sequence, 0, 1),)))
     play.proxy(reader, m.CloseVersion(opened.reader))
     play.tick(play.now + RETRY_SECONDS + 1)
@@ -521,7 +521,7 @@ def _make(play: Spilling, session: int, handle: int) -> list[Any]:
         play.with_put()
     play.worker(0, m.FeedsArrived(session, (handle,)))
     play.sent()
-    return play.say(m.Launch(2, (), (handle,), (handle,)))
+    return play.send(m.Launch(2, (), (handle,), (handle,)))
 
 
 def test_a_version_that_nobody_reads_gives_up_its_memory() -> None:
@@ -546,10 +546,10 @@ def test_a_replaced_version_that_is_being_written_gives_up_its_memory_while_a_se
     play = Spilling("1x1x1", device_memory=20)
     trainer = play.session
     play.publish_on_disk(keep=1)
-    play.say(m.Release((10,)))
+    play.send(m.Release((10,)))
     play.array(11)
-    (run,) = runs(play.say(m.Launch(5, (11,), (12,), ())))
-    play.say(m.Publish(play.request(), "policy", 1, (12,), ("w",), on_disk=True))
+    (run,) = runs(play.send(m.Launch(5, (11,), (12,), ())))
+    play.send(m.Publish(play.request(), "policy", 1, (12,), ("w",), on_disk=True))
     play.done(run.sequence)
     eve = play.open(token="eve").number
     assert runs(_make(play, eve, 1)) == [], "the versions have 16 of 20 bytes"

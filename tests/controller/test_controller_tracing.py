@@ -41,7 +41,7 @@ class Traced(Play):
         assert isinstance(reply, m.RecordReply)
         return reply
 
-    def told(self) -> list[tuple[int, Any]]:
+    def to_sessions(self) -> list[tuple[int, Any]]:
         """Return the messages about recordings to proxies since the last call."""
         return [
             (number, message)
@@ -61,7 +61,7 @@ def test_what_starts_at_once_waited_for_nothing():
     play = Traced()
     play.with_call()
     play.array(10)
-    (run,) = play.at(5.0).say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.at(5.0).send(m.Launch(1, (10,), (11,), ()))
     play.done(run.sequence)
     span = play.spans()[run.sequence]
     assert (waits(span), span.launched, span.dispatched) == ([], 5 * S, 5 * S)
@@ -71,8 +71,8 @@ def test_bytes_that_come_late_are_waited_for_and_what_is_behind_waits_for_its_ow
     play = Traced()
     play.with_call()
     play.array(10)
-    play.at(5.0).say(m.Launch(2, (), (20,), (77,)))
-    play.at(6.0).say(m.Launch(1, (10,), (11,), ()))
+    play.at(5.0).send(m.Launch(2, (), (20,), (77,)))
+    play.at(6.0).send(m.Launch(1, (10,), (11,), ()))
     put, call = runs(play.at(8.0).report(0, m.FeedsArrived(play.session, (77,))))
     play.at(9.0).done(put.sequence, call.sequence)
     spans = play.spans()
@@ -85,10 +85,10 @@ def test_memory_is_waited_for_until_it_is_there():
     play = Traced(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.at(1.0).say(m.Launch(1, (10,), (11,), ()))
-    play.at(2.0).say(m.Launch(1, (10,), (12,), ()))
+    (first,) = play.at(1.0).send(m.Launch(1, (10,), (11,), ()))
+    play.at(2.0).send(m.Launch(1, (10,), (12,), ()))
     play.at(3.0).done(first.sequence)
-    (second,) = runs(play.at(7.0).say(m.Release((11,))))
+    (second,) = runs(play.at(7.0).send(m.Release((11,))))
     play.at(8.0).done(second.sequence)
     assert waits(play.spans()[second.sequence]) == [("memory", 5.0)]
 
@@ -100,10 +100,10 @@ def test_the_quota_of_a_tenant_is_another_reason_than_memory():
     play.session = play.open(token="bob").number
     play.with_call()
     play.array(10)
-    (first,) = play.at(1.0).say(m.Launch(1, (10,), (11,), ()))
-    play.at(2.0).say(m.Launch(1, (10,), (12,), ()))
+    (first,) = play.at(1.0).send(m.Launch(1, (10,), (11,), ()))
+    play.at(2.0).send(m.Launch(1, (10,), (12,), ()))
     play.done(first.sequence)
-    (second,) = runs(play.at(4.0).say(m.Release((11,))))
+    (second,) = runs(play.at(4.0).send(m.Release((11,))))
     play.done(second.sequence)
     (span,) = [span for span in play.trace("root").spans if span.sequence == second.sequence]
     assert waits(span) == [("quota", 2.0)]
@@ -114,10 +114,10 @@ def test_a_turn_is_waited_for_behind_others():
     play.with_call()
     play.array(10)
     for number in (1, 2, 3):  # the duration of one gang
-        (run,) = play.at(1.0).say(m.Launch(1, (10,), (number + 50,), ()))
+        (run,) = play.at(1.0).send(m.Launch(1, (10,), (number + 50,), ()))
         play.report(0, m.Done(((run.sequence, number * 20_000_000, (number + 1) * 20_000_000),)))
     handles = range(100, 103)
-    begun = [run for each in handles for run in runs(play.at(10.0).say(m.Launch(1, (10,), (each,), ())))]
+    begun = [run for each in handles for run in runs(play.at(10.0).send(m.Launch(1, (10,), (each,), ())))]
     assert len(begun) == 2, "the third launch waits for the window"
     (third,) = runs(play.at(10.5).report(0, m.Done(((begun[0].sequence, 80_000_000, 100_000_000),))))
     play.at(11.0).report(0, m.Done(((third.sequence, 100_000_000, 120_000_000),)))
@@ -129,7 +129,7 @@ def test_an_island_that_is_not_there_is_waited_for():
     play.with_call()
     play.array(10)
     play.controller.resources.islands[0].enter(IslandState.RESTARTING)
-    play.at(2.0).say(m.Launch(1, (10,), (11,), ()))
+    play.at(2.0).send(m.Launch(1, (10,), (11,), ()))
     play.at(5.0).tick(5.0)
     play.controller.resources.islands[0].enter(IslandState.READY)
     play.controller.launcher.island_restarted(0)
@@ -153,7 +153,7 @@ def test_a_host_that_is_a_day_ahead_is_on_the_controllers_time_line_to_within_th
         pings = [each for each in play.flush() if isinstance(getattr(each, "message", None), m.Ping)]
         assert {each.message.seconds for each in pings} == {now}
         play.at(now + 0.004).worker(0, m.Pong(now, int((now + 0.001 + ahead) * S)))
-    (run,) = play.at(12.04).say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.at(12.04).send(m.Launch(1, (10,), (11,), ()))
     play.at(12.1).report(0, m.Done(((run.sequence, int((12.05 + ahead) * S), int((12.09 + ahead) * S)),)))
     trace = play.trace(after=1)
     (span,) = [span for span in trace.spans if span.sequence == run.sequence]
@@ -171,7 +171,7 @@ def test_a_host_that_was_stopped_is_on_the_time_line_with_what_it_did_before_and
     ended = []
     for now, shown in ((10.0, 10.0), (60.0, 20.0)):  # for 40 seconds
         play.at(now + 0.002).worker(0, m.Pong(now, int((shown + 0.001) * S)))
-        (run,) = play.say(m.Launch(1, (10,), (int(now) + 100,), ()))
+        (run,) = play.send(m.Launch(1, (10,), (int(now) + 100,), ()))
         play.report(0, m.Done(((run.sequence, int((shown + 0.01) * S), int((shown + 0.02) * S)),)))
         ended.append((run.sequence, now + 0.02))
     spans = play.spans()
@@ -187,10 +187,10 @@ def test_what_a_host_does_while_no_controller_runs_is_on_the_time_line_at_its_tr
     play.array(10)
     for now in (10.0, 11.0):
         play.at(now + 0.002).worker(0, m.Pong(now, int((now + 0.001) * S)))
-    (run,) = play.say(m.Launch(1, (10,), (101,), ()))
+    (run,) = play.send(m.Launch(1, (10,), (101,), ()))
     play.event(e.Restarted(12.0, 2, 30.0) if restarts else e.Tick(12.0, skipped=30.0))
     play.at(12.5).report(0, m.Done(((run.sequence, int(11.01 * S), int(40.0 * S)),)))
-    (last,) = play.at(13.0).say(m.Launch(1, (10,), (102,), ()))
+    (last,) = play.at(13.0).send(m.Launch(1, (10,), (102,), ()))
     play.at(14.002).worker(0, m.Pong(14.0, int(44.001 * S)))
     play.report(0, m.Done(((last.sequence, int(43.1 * S), int(43.9 * S)),)))
     spans = play.spans()
@@ -207,7 +207,7 @@ def test_what_waits_while_no_controller_runs_waits_for_all_of_that_time():
     play = Traced()
     play.with_call()
     play.array(10)
-    play.at(5.0).say(m.Launch(2, (), (20,), (77,)))
+    play.at(5.0).send(m.Launch(2, (), (20,), (77,)))
     play.event(e.Restarted(6.0, 2, 100.0))
     (put,) = runs(play.at(8.0).report(0, m.FeedsArrived(play.session, (77,))))
     play.at(9.0).done(put.sequence)
@@ -260,9 +260,9 @@ def asked(play: Traced, token: str, recording: m.RecordReply) -> tuple[int, dict
     Return the connection of the request, and the request number for each session that must answer.
     """
     connection = play.connect("operator", token=token)
-    play.told()
+    play.to_sessions()
     play.receive(connection, m.TraceRequest(after=recording.position, recording=recording.recording))
-    return connection, {session: each.request for session, each in play.told() if isinstance(each, m.SendCalls)}
+    return connection, {session: each.request for session, each in play.to_sessions() if isinstance(each, m.SendCalls)}
 
 
 def replied(play: Traced, connection: int) -> list[TraceRecord]:
@@ -277,7 +277,7 @@ def replied(play: Traced, connection: int) -> list[TraceRecord]:
 def test_a_users_recording_is_of_its_own_sessions_and_an_operators_of_all(shared: Traced):
     alice, bob = (number for number, each in shared.controller.sessions.items() if each.tenant.name != "default")
     shared.record("alice")
-    assert [session for session, _ in shared.told()] == []
+    assert [session for session, _ in shared.to_sessions()] == []
     recording = shared.record("alice")
     _, requests = asked(shared, "alice", recording)
     assert set(requests) == {alice}
@@ -325,22 +325,22 @@ def test_a_session_that_ends_is_not_waited_for(shared: Traced):
 def test_proxies_record_no_more_when_the_last_recording_was_fetched(shared: Traced):
     first, second = shared.record("root"), shared.record("alice")
     alice = next(number for number, each in shared.controller.sessions.items() if each.tenant.name == "alice")
-    shared.told()
+    shared.to_sessions()
     operator = shared.connect("operator", token="root")
     shared.flush()
     shared.receive(operator, m.TraceRequest(recording=first.recording))
-    stopped = {session for session, message in shared.told() if message == m.RecordCalls(0.0)}
+    stopped = {session for session, message in shared.to_sessions() if message == m.RecordCalls(0.0)}
     assert stopped == set(shared.controller.sessions) - {alice}
     user = shared.connect("operator", token="alice")
     shared.receive(user, m.TraceRequest(recording=second.recording))
-    assert [session for session, message in shared.told() if message == m.RecordCalls(0.0)] == [alice]
+    assert [session for session, message in shared.to_sessions() if message == m.RecordCalls(0.0)] == [alice]
 
 
 def test_a_recording_that_nobody_fetches_ends(shared: Traced):
     recording = shared.record("alice", MAX_SECONDS * 10)
-    shared.told()
+    shared.to_sessions()
     shared.tick(shared.now + MAX_SECONDS + 1)
-    assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
+    assert m.RecordCalls(0.0) in [message for _, message in shared.to_sessions()]
     trace = shared.trace("alice", recording=recording.recording)
     assert trace.missing == ("calls of clients: the recording has ended",)
 
@@ -348,9 +348,9 @@ def test_a_recording_that_nobody_fetches_ends(shared: Traced):
 def test_a_session_that_opens_meanwhile_records_too(shared: Traced):
     shared.record("alice")
     number = shared.open(token="alice").number
-    shared.told()
+    shared.to_sessions()
     shared.tick(shared.now + 1)
-    assert [session for session, _ in shared.told()] == [number]
+    assert [session for session, _ in shared.to_sessions()] == [number]
 
 
 def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(shared: Traced):
@@ -396,7 +396,7 @@ def test_whatever_numbers_a_request_has_it_is_answered(shared: Traced):
     for seconds in (math.nan, math.inf, -math.inf, -1.0):
         assert shared.record("alice", seconds).recording > 0
     shared.tick(shared.now + MAX_SECONDS + 1)
-    assert m.RecordCalls(0.0) in [message for _, message in shared.told()]
+    assert m.RecordCalls(0.0) in [message for _, message in shared.to_sessions()]
 
 
 def test_one_tenant_cannot_fetch_anothers_recording(shared: Traced):

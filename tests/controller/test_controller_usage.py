@@ -37,7 +37,7 @@ def started() -> Play:
 
 
 def launch(play: Play, result: int, program: int = 1, argument: int = 5) -> int:
-    (run,) = runs(play.say(m.Launch(program, (argument,), (result,), ())))
+    (run,) = runs(play.send(m.Launch(program, (argument,), (result,), ())))
     return run.sequence
 
 
@@ -80,7 +80,7 @@ def test_memory_is_charged_while_it_is_held():
     play.tick(3.0)
     used = sums(play)
     assert used["f"].byte_seconds == 16.0, "two float32 for two seconds"
-    play.say(m.Release((5, 6)))
+    play.send(m.Release((5, 6)))
     play.tick(4.0)
     assert sums(play) == {}
 

@@ -163,9 +163,9 @@ class Busy(Play):
         super().__init__("1x1x2")
         self.with_call()
         self.array(10)
-        self.say(m.Launch(1, (10,), (11,), ()))
-        self.say(m.RegisterSwitch(60, 1, (1,)))
-        self.say(m.Await(5, (11,)))
+        self.send(m.Launch(1, (10,), (11,), ()))
+        self.send(m.RegisterSwitch(60, 1, (1,)))
+        self.send(m.Await(5, (11,)))
 
     def state(self) -> Any:
         return frozen(
@@ -181,7 +181,7 @@ def test_a_violation_ends_the_session_with_its_field_and_changes_nothing(text):
     with pytest.raises(StatusError, match=re.escape(text)):
         PROXIES[type(MESSAGES[text])](session, MESSAGES[text], play.topology)
     assert play.state() == before
-    closing, *_ = play.say(MESSAGES[text])
+    closing, *_ = play.send(MESSAGES[text])
     assert isinstance(closing, m.Closing)
     assert text in closing.status.message
     assert play.session not in play.controller.sessions
@@ -192,7 +192,7 @@ def test_a_violation_ends_the_session_with_its_field_and_changes_nothing(text):
 @pytest.mark.parametrize("text", DEFINITIONS)
 def test_a_definition_that_cannot_be_ends_the_session_with_the_path_of_its_field(text):
     play = Busy()
-    closing, *_ = play.say(m.RegisterProgram(70, DEFINITIONS[text]))
+    closing, *_ = play.send(m.RegisterProgram(70, DEFINITIONS[text]))
     assert isinstance(closing, m.Closing)
     assert text in closing.status.message
     assert play.session not in play.controller.sessions
@@ -212,7 +212,7 @@ def test_a_program_that_is_registered_twice_leaves_no_plan_behind():
     play = Play()
     play.with_call()
     plans = dict(play.controller.programs.plans)
-    sent = play.say(m.RegisterProgram(1, single("f", (on(0),), Call(1, (0,), (on(0),), (0,)))))
+    sent = play.send(m.RegisterProgram(1, single("f", (on(0),), Call(1, (0,), (on(0),), (0,)))))
     dropped = [each.plan for each in sent if isinstance(each, m.DropPlan)]
     assert dropped == list(plans)
     assert play.controller.programs.plans == {}
@@ -296,10 +296,10 @@ def test_whatever_a_proxy_sends_is_handled_or_ends_its_session(messages):
                 validator(session, message, play.topology)
         except StatusError:
             assert play.state() == before
-            play.say(message)
+            play.send(message)
             assert play.session not in play.controller.sessions
         else:
-            play.say(message)
+            play.send(message)
 
 
 OTHERS = sorted(set(get_args(m.ToController)) - {m.Hello, *FROM_PROXIES} | {m.Pong}, key=lambda each: each.__name__)

@@ -106,10 +106,10 @@ def test_a_function_that_is_refused_for_one_tenant_runs_for_another():
 def test_a_function_that_is_refused_is_not_compiled_again():
     play = Play("1x1x2")
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     crash(play, play.controller.resources.hosts[0].incarnation)
     (name,) = play.controller.quarantine.refused
-    found = [*play.say(m.Recompile(1, 95)), *play.report(0, m.FeedsArrived(play.session, (95,)))]
+    found = [*play.send(m.Recompile(1, 95)), *play.report(0, m.FeedsArrived(play.session, (95,)))]
     assert not any(isinstance(each, m.Compile) for each in found), name
     (ready,) = [each for each in found if isinstance(each, m.FunctionReady)]
     assert (ready.function, ready.status.code) == (1, Code.ABORTED)
@@ -119,7 +119,7 @@ def test_a_function_that_is_refused_is_not_compiled_again():
 def test_on_a_cluster_without_tenants_a_crash_counts_against_the_island():
     play = Play("1x1x2")
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     found = crash(play, play.controller.resources.hosts[0].incarnation)
     assert not any(isinstance(each, m.RestartExcused) for each in found)
 

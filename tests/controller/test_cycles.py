@@ -38,29 +38,29 @@ def sequences(messages: list[Any]) -> list[int]:
 
 
 def it_ends(play: Play) -> None:
-    play.done(*sequences(play.say(m.Launch(1, (10,), (11,), ()))))
+    play.done(*sequences(play.send(m.Launch(1, (10,), (11,), ()))))
 
 
 def it_fails(play: Play) -> None:
-    (sequence,) = sequences(play.say(m.Launch(1, (10,), (11,), ())))
+    (sequence,) = sequences(play.send(m.Launch(1, (10,), (11,), ())))
     play.report(0, m.Failed(sequence, BROKEN))
 
 
 def what_it_needs_has_failed(play: Play) -> None:
-    play.say(m.MakeError((20,), BROKEN))
-    play.say(m.Launch(1, (20,), (21,), ()))
+    play.send(m.MakeError((20,), BROKEN))
+    play.send(m.Launch(1, (20,), (21,), ()))
 
 
 def its_session_ends_while_it_runs(play: Play) -> None:
-    started = sequences(play.say(m.Launch(1, (10,), (11,), ())))
+    started = sequences(play.send(m.Launch(1, (10,), (11,), ())))
     play.close(play.session)
     play.flush()
     play.done(*started)
 
 
 def its_session_ends_while_it_waits_for_bytes(play: Play) -> None:
-    play.say(m.Launch(2, (), (30,), (77,)))
-    play.say(m.Launch(1, (30,), (31,), ()))
+    play.send(m.Launch(2, (), (30,), (77,)))
+    play.send(m.Launch(1, (30,), (31,), ()))
     play.close(play.session)
     play.flush()
 
@@ -69,7 +69,7 @@ def its_session_ends_while_it_is_in_line(play: Play) -> None:
     """The windows of the hosts accept only some of its launches."""
     started = []
     for handle in range(100, 200):
-        started += sequences(play.say(m.Launch(1, (10,), (handle,), ())))
+        started += sequences(play.send(m.Launch(1, (10,), (handle,), ())))
     assert len(started) < 100
     play.close(play.session)
     play.flush()
@@ -80,7 +80,7 @@ def its_session_ends_while_it_is_in_line(play: Play) -> None:
 
 def its_island_fails(play: Play) -> None:
     for handle in range(100, 140):
-        play.say(m.Launch(1, (10,), (handle,), ()))
+        play.send(m.Launch(1, (10,), (handle,), ()))
     play.lose(0, "killed")
     play.flush()
 
@@ -88,29 +88,29 @@ def its_island_fails(play: Play) -> None:
 def it_runs_again_after_the_loss_of_its_island(play: Play) -> None:
     """Launches that wait for bytes have not started."""
     play.with_put(3)
-    play.say(m.Launch(3, (), (40,), (78,)))
+    play.send(m.Launch(3, (), (40,), (78,)))
     its_island_fails(play)
     play.join_again(0)
 
 
 def it_is_large_and_ends(play: Play) -> None:
-    play.say(m.RegisterProgram(5, chain_of(NODES)))
-    play.say(m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    play.send(m.RegisterProgram(5, chain_of(NODES)))
+    play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
     while live := list(play.controller.launcher.in_flight):
         play.done(*live)
 
 
 def it_is_large_and_fails(play: Play) -> None:
-    play.say(m.RegisterProgram(5, chain_of(NODES)))
-    play.say(m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    play.send(m.RegisterProgram(5, chain_of(NODES)))
+    play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
     (first, *others) = list(play.controller.launcher.in_flight)
     play.report(0, m.Failed(first, BROKEN))
     play.done(*others)
 
 
 def it_is_large_and_its_session_ends(play: Play) -> None:
-    play.say(m.RegisterProgram(5, chain_of(NODES)))
-    play.say(m.Launch(5, (10,), (11,), (), credits=CREDITS))
+    play.send(m.RegisterProgram(5, chain_of(NODES)))
+    play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
     started = list(play.controller.launcher.in_flight)
     play.close(play.session)
     play.flush()
@@ -144,15 +144,15 @@ def test_a_launch_leaves_nothing_for_the_garbage_collector_if(happens: Callable[
 
 
 def it_is_lowered(play: Slow) -> None:
-    play.say(m.RegisterProgram(5, chain_of(5)))
-    play.say(m.ReleaseProgram(5))
+    play.send(m.RegisterProgram(5, chain_of(5)))
+    play.send(m.ReleaseProgram(5))
 
 
 def it_cannot_be_lowered(play: Slow) -> None:
     """It calls a function that is not registered."""
-    play.say(m.RegisterProgram(5, Program("f", (on(0),), (Call(77, (0,), (on(0),), (0,)),), (1,))))
+    play.send(m.RegisterProgram(5, Program("f", (on(0),), (Call(77, (0,), (on(0),), (0,)),), (1,))))
     assert isinstance(play.controller.sessions[play.session].programs[5], Status)
-    play.say(m.Launch(5, (10,), (11,), ()))
+    play.send(m.Launch(5, (10,), (11,), ()))
 
 
 def its_session_ends_while_it_is_lowered(play: Slow) -> None:

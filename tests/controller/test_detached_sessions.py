@@ -38,7 +38,7 @@ class Detaching(Play):
 
     def launch(self, argument: int, result: int) -> int:
         """Launch the function. Return the sequence number of its run."""
-        (run,) = runs(self.say(m.Launch(1, (argument,), (result,), ())))
+        (run,) = runs(self.send(m.Launch(1, (argument,), (result,), ())))
         return run.sequence
 
     def leave(self) -> None:
@@ -85,7 +85,7 @@ def test_a_version_that_was_published_before_the_end_of_the_script_becomes_compl
     play = Trainer()
     play.session = play.open(token="trainer", run=RUN).number
     play.array(10)
-    play.say(m.RegisterProgram(5, play.view_program))
+    play.send(m.RegisterProgram(5, play.view_program))
     number, sequence = play.publish()
     play.close(play.session)
     play.done(sequence)
@@ -187,7 +187,7 @@ def test_work_that_does_not_end_is_ended_with_the_time_of_the_session() -> None:
 
 def test_a_launch_that_needs_bytes_of_the_script_fails_soon_after_its_end() -> None:
     play = Detaching()
-    play.say(m.Launch(2, (), (20,), (20_000,)))
+    play.send(m.Launch(2, (), (20,), (20_000,)))
     play.leave()
     assert play.state is SessionState.DETACHED
     play.tick(ARRIVAL_SECONDS + 1)
@@ -224,7 +224,7 @@ def test_a_session_that_is_being_suspended_is_detached_with_its_work(is_quiesced
     sequence = play.launch(10, 11)
     play.operator(m.SuspendRequest(play.session, False))
     if is_quiesced:
-        play.say(m.Quiesced(1))
+        play.send(m.Quiesced(1))
     play.outbox()
     play.close(play.session)
     (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
@@ -237,7 +237,7 @@ def test_a_session_that_is_being_suspended_is_detached_with_its_work(is_quiesced
 def test_a_session_without_work_whose_arrays_are_being_copied_closes_with_its_script() -> None:
     play = Detaching()
     play.operator(m.SuspendRequest(play.session, False))
-    (spill,) = [each for each in play.say(m.Quiesced(1)) if isinstance(each, m.SpillRequest)]
+    (spill,) = [each for each in play.send(m.Quiesced(1)) if isinstance(each, m.SpillRequest)]
     assert play.state is SessionState.SPILLING
     play.leave()
     assert play.state is None, "the session has no work left"
@@ -251,7 +251,7 @@ def test_a_tenant_has_a_limited_number_of_detached_sessions() -> None:
     for number in range(MAX_DETACHED + 1):
         play.session = play.open(run=NamedRun(f"run-{number}-of-many", detach=600.0)).number
         play.with_put()
-        play.say(m.Launch(2, (), (20,), (20_000,)))
+        play.send(m.Launch(2, (), (20,), (20_000,)))
         play.leave()
     detached = [each for each in play.controller.sessions.values() if each.state is SessionState.DETACHED]
     assert len(detached) == MAX_DETACHED

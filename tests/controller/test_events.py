@@ -167,7 +167,7 @@ def test_the_token_is_in_no_log_and_the_log_replays():
 def test_contents_that_a_launch_carries_are_in_no_log_and_the_log_replays():
     play = Play()
     play.with_put()
-    play.say(m.Launch(2, (), (10,), (77,), contents=b"a weight"))
+    play.send(m.Launch(2, (), (10,), (77,), contents=b"a weight"))
     play.flush()
     dump = play.controller.log.dump().splitlines()
     launches = [event.message for event, _ in replay(dump) if isinstance(getattr(event, "message", None), m.Launch)]

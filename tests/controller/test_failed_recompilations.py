@@ -24,18 +24,18 @@ class Recompilation(Play):
         super().__init__(topology, **settings)
         self.with_call(1, arguments=0)
         self.name = self.with_function(2, (1,))
-        self.say(m.RegisterProgram(2, single("g", (), Call(2, (), (on(1),), (1,)))))
+        self.send(m.RegisterProgram(2, single("g", (), Call(2, (), (on(1),), (1,)))))
 
 
 def restarted(play: Play) -> None:
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
 
 
 def compile_again(play: Play, status: Status, feed: int = 950, function: int = 2) -> list[Any]:
     """Answer a request to compile function 2 again. Return what the controller sends."""
-    play.say(m.Recompile(function, feed))
+    play.send(m.Recompile(function, feed))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (feed,)))
     assert compile_.recompile
     return play.report(1, m.Compiled(compile_.function, status, b"", 0.1, False))
@@ -43,7 +43,7 @@ def compile_again(play: Play, status: Status, feed: int = 950, function: int = 2
 
 def register_again(play: Play, status: Status) -> None:
     """Register function 2 again under number 5, and answer the request to compile it."""
-    play.say(m.RegisterFunction(5, "content 2", 960, ((1,),)))
+    play.send(m.RegisterFunction(5, "content 2", 960, ((1,),)))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (960,)))
     play.report(1, m.Compiled(compile_.function, status, b"", 0.1, False))
 
@@ -55,11 +55,11 @@ def error_of(play: Play, handle: int) -> Status | None:
 def test_launches_that_wait_for_the_function_and_later_ones_fail_with_the_error_of_the_compiler():
     play = Recompilation()
     restarted(play)
-    assert runs(play.say(m.Launch(2, (), (11,), ()))) == []
+    assert runs(play.send(m.Launch(2, (), (11,), ()))) == []
     assert runs(compile_again(play, BROKEN)) == []
-    assert runs(play.say(m.Launch(2, (), (12,), ()))) == []
+    assert runs(play.send(m.Launch(2, (), (12,), ()))) == []
     play.controller = check_dump(play.controller)
-    assert runs(play.say(m.Launch(2, (), (13,), ()))) == []
+    assert runs(play.send(m.Launch(2, (), (13,), ()))) == []
     for handle in (11, 12, 13):
         assert error_of(play, handle) == BROKEN.within("g")
     assert play.controller.sessions[play.session].in_flight == 0
@@ -69,20 +69,20 @@ def test_programs_that_are_registered_later_fail_with_the_error_of_the_compiler(
     play = Recompilation()
     restarted(play)
     compile_again(play, BROKEN)
-    play.say(m.RegisterProgram(3, single("h", (), Call(2, (), (on(1),), (1,)))))
-    play.say(m.Launch(3, (), (11,), ()))
+    play.send(m.RegisterProgram(3, single("h", (), Call(2, (), (on(1),), (1,)))))
+    play.send(m.Launch(3, (), (11,), ()))
     assert error_of(play, 11) == BROKEN.within("h")
 
 
 def test_launches_that_depend_on_a_failed_one_fail_and_others_of_the_session_start():
     play = Recompilation()
     play.with_function(3, (1,))
-    play.say(m.RegisterProgram(3, single("h", (on(1),), Call(3, (0,), (on(1),), (1,)))))
-    play.say(m.RegisterProgram(4, single("i", (), Call(3, (), (on(1),), (1,)))))
+    play.send(m.RegisterProgram(3, single("h", (on(1),), Call(3, (0,), (on(1),), (1,)))))
+    play.send(m.RegisterProgram(4, single("i", (), Call(3, (), (on(1),), (1,)))))
     restarted(play)
-    play.say(m.Launch(2, (), (11,), ()))
-    play.say(m.Launch(3, (11,), (12,), ()))
-    play.say(m.Launch(4, (), (13,), ()))
+    play.send(m.Launch(2, (), (11,), ()))
+    play.send(m.Launch(3, (11,), (12,), ()))
+    play.send(m.Launch(4, (), (13,), ()))
     compile_again(play, BROKEN)
     (run,) = runs(compile_again(play, OK, 951, function=3))
     assert run.results == (13,)
@@ -95,7 +95,7 @@ def test_the_next_restart_of_the_island_compiles_the_function_again():
     compile_again(play, BROKEN)
     restarted(play)
     compile_again(play, OK, 951)
-    (run,) = runs(play.say(m.Launch(2, (), (11,), ())))
+    (run,) = runs(play.send(m.Launch(2, (), (11,), ())))
     assert run.results == (11,)
 
 
@@ -105,7 +105,7 @@ def test_launches_wait_for_the_compilation_after_the_next_restart(status: Status
     restarted(play)
     compile_again(play, BROKEN)
     restarted(play)
-    assert runs(play.say(m.Launch(2, (), (11,), ()))) == []
+    assert runs(play.send(m.Launch(2, (), (11,), ()))) == []
     assert error_of(play, 11) is None
     play.controller = check_dump(play.controller)
     found = [run.results for run in runs(compile_again(play, status, 951))]
@@ -118,7 +118,7 @@ def test_an_earlier_version_did_not_wait_for_the_compilation_after_the_next_rest
     restarted(play)
     compile_again(play, BROKEN)
     restarted(play)
-    play.say(m.Launch(2, (), (11,), ()))
+    play.send(m.Launch(2, (), (11,), ()))
     assert error_of(play, 11) == BROKEN.within("g")
 
 
@@ -127,7 +127,7 @@ def test_a_function_that_is_registered_again_serves_the_programs_that_call_it():
     restarted(play)
     compile_again(play, BROKEN)
     register_again(play, OK)
-    assert len(runs(play.say(m.Launch(2, (), (11,), ())))) == 1
+    assert len(runs(play.send(m.Launch(2, (), (11,), ())))) == 1
 
 
 def test_a_function_that_is_registered_again_in_vain_does_not_change_the_error():
@@ -135,7 +135,7 @@ def test_a_function_that_is_registered_again_in_vain_does_not_change_the_error()
     restarted(play)
     compile_again(play, BROKEN)
     register_again(play, BROKEN)
-    play.say(m.Launch(2, (), (11,), ()))
+    play.send(m.Launch(2, (), (11,), ()))
     assert error_of(play, 11) == BROKEN.within("g")
 
 
@@ -143,20 +143,20 @@ def test_a_function_that_is_released_after_it_failed_leaves_nothing():
     play = Recompilation()
     restarted(play)
     compile_again(play, BROKEN)
-    play.say(m.ReleaseProgram(2))
-    assert play.say(m.ReleaseFunction(2))
+    play.send(m.ReleaseProgram(2))
+    assert play.send(m.ReleaseFunction(2))
     assert play.controller.sessions[play.session].failed_functions == {}
     assert play.name not in play.controller.functions.users
 
 
 def test_a_failure_ends_the_waiting_of_a_session_that_has_the_function_under_two_numbers():
     play = Recompilation()
-    play.say(m.RegisterFunction(5, "content 2", 960, ((1,),)))
+    play.send(m.RegisterFunction(5, "content 2", 960, ((1,),)))
     for each in play.report(1, m.FeedsArrived(play.session, (960,))):
         play.report(1, m.Compiled(each.function, OK, b"", 0.1, False))
     restarted(play)
-    play.say(m.Launch(2, (), (11,), ()))
-    play.say(m.Recompile(5, 970))
+    play.send(m.Launch(2, (), (11,), ()))
+    play.send(m.Recompile(5, 970))
     assert runs(compile_again(play, BROKEN)) == []
     assert error_of(play, 11) == BROKEN.within("g"), "one answer serves all requests that wait"
 
@@ -174,9 +174,9 @@ def test_a_switch_that_has_begun_fails_if_it_takes_a_branch_whose_function_faile
 
 def test_a_deferred_launch_whose_function_failed_fails_before_what_it_depends_on_is_known():
     play = Chooser()
-    play.say(m.RegisterProgram(60, Program("late", (on(0),), (Call(2, (), (on(1),), (1,)),), (1,))))
+    play.send(m.RegisterProgram(60, Program("late", (on(0),), (Call(2, (), (on(1),), (1,)),), (1,))))
     play.switch()
-    play.say(m.Launch(60, (20,), (21,), ()))
+    play.send(m.Launch(60, (20,), (21,), ()))
     restarted(play)
     compile_again(play, BROKEN)
     assert error_of(play, 21) == BROKEN.within("late")
@@ -186,7 +186,7 @@ def test_a_deferred_launch_whose_function_failed_fails_before_what_it_depends_on
 def test_a_loop_fails_with_the_function_of_its_next_iteration():
     play = Chooser("2x1x1")
     name = play.controller.sessions[play.session].functions[1]
-    (first,) = runs(play.say(m.Launch(LOOP, (10, 11), (20, 21), ())))
+    (first,) = runs(play.send(m.Launch(LOOP, (10, 11), (20, 21), ())))
     play.controller.sessions[play.session].failed_functions[name] = BROKEN
     play.number(first.sequence, 1)
     assert error_of(play, 20) == BROKEN.within("begins")
@@ -196,9 +196,9 @@ def test_a_large_launch_that_is_being_put_in_line_fails():
     play = Recompilation()
     call = Call(2, (), (on(1),), (1,))
     large = Program("large", (), (call,) * (LARGE_NODES + 1), (LARGE_NODES,))
-    play.say(m.RegisterProgram(7, large))
+    play.send(m.RegisterProgram(7, large))
     restarted(play)
-    play.say(m.Recompile(2, 950))
+    play.send(m.Recompile(2, 950))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (950,)))
     play.proxy(play.session, m.Launch(7, (), (11,), (), credits=credits_of(large)))
     play.worker(1, m.Compiled(compile_.function, BROKEN, b"", 0.1, False))

@@ -39,7 +39,7 @@ class Islands(Play):
 
     def with_program(self, function: int, devices: tuple[int, ...]) -> None:
         call = Call(function, (), (on(*devices),), devices)
-        self.say(m.RegisterProgram(function, single("f", (), call)))
+        self.send(m.RegisterProgram(function, single("f", (), call)))
 
     def answer(self, host: int, name: str) -> m.LoadInWorld:
         """Return the answer to a host that needs a world for a function."""
@@ -60,7 +60,7 @@ def asked(
     play: Islands, function: int = 1, devices: tuple[int, ...] = (0, 1), content: str = ""
 ) -> dict[int, m.Compile]:
     """Register a function whose source arrives. Return what the hosts are to compile."""
-    play.say(m.RegisterFunction(function, content or f"content {function}", 900 + function, (devices,)))
+    play.send(m.RegisterFunction(function, content or f"content {function}", 900 + function, (devices,)))
     return arrived(play, 900 + function)
 
 
@@ -149,7 +149,7 @@ def test_a_function_is_compiled_for_the_world_that_its_islands_have():
 def test_a_host_that_needs_a_world_for_a_released_or_an_unknown_function_gets_no_answer():
     play = Islands("2x1x1")
     name = of(registered(play), m.Compile)[0].function
-    play.say(m.ReleaseFunction(1))
+    play.send(m.ReleaseFunction(1))
     assert play.report(0, m.NeedsWorld(name)) == []
     assert play.report(0, m.NeedsWorld("unknown")) == []
     alone = of(registered(play, 2, (0,)), m.Compile)[0].function
@@ -225,9 +225,9 @@ def test_islands_with_an_older_worker_have_a_world_from_the_start():
 
 def test_a_source_that_arrives_when_an_older_worker_has_replaced_another_is_compiled_in_a_world():
     play = Islands("2x1x1")
-    play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
+    play.send(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.older = (1,)
     play.join_again(1)
     sent = [each for host in (0, 1) for each in play.report(host, m.FeedsArrived(play.session, (901,)))]
@@ -244,10 +244,10 @@ def test_functions_survive_an_upgrade_of_all_workers_one_island_after_the_other(
     play.with_program(1, (0, 1))
     for number, island in enumerate((1, 0)):
         play.lose(island, "its connection broke")
-        play.say(m.FailureAcknowledged((island,), (), ()))
+        play.send(m.FailureAcknowledged((island,), (), ()))
         play.older = (0,) if number == 0 else ()
         play.join_again(island)
-        play.say(m.Recompile(1, 950 + number))
+        play.send(m.Recompile(1, 950 + number))
         sent: list[Any] = []
         for host, each in arrived(play, 950 + number).items():
             is_apart = bool(each.islands)
@@ -262,7 +262,7 @@ def test_functions_survive_an_upgrade_of_all_workers_one_island_after_the_other(
 def test_a_failed_island_closes_no_world_and_the_others_end_their_parts():
     play = Islands("2x1x1")
     play.compile_apart()
-    first, _ = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, _ = runs(play.send(m.Launch(1, (), (11,), ())))
     play.lose(1, "its connection broke")
     assert of(play.outbox(), m.CloseWorld) == []
     error = error_of(play, 11)
@@ -277,16 +277,16 @@ def test_a_function_that_is_apart_needs_no_world_when_its_island_is_back():
     play = Islands("2x1x1")
     play.compile_apart()
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
-    sent = play.say(m.Recompile(1, 950))
+    sent = play.send(m.Recompile(1, 950))
     for host in (0, 1):
         sent += play.report(host, m.FeedsArrived(play.session, (950,)))
     assert of(sent, m.JoinWorld) == []
     assert {(each.world, each.islands) for each in of(sent, m.Compile)} == {(0, (1, 1))}
     for host in (0, 1):
         play.report(host, compiled(of(sent, m.Compile)[0].function, is_apart=True))
-    assert len(runs(play.say(m.Launch(1, (), (12,), ())))) == 2
+    assert len(runs(play.send(m.Launch(1, (), (12,), ())))) == 2
 
 
 def test_a_function_that_communicates_gets_a_world_at_once_when_its_island_is_back():
@@ -297,9 +297,9 @@ def test_a_function_that_communicates_gets_a_world_at_once_when_its_island_is_ba
     for host in (0, 1):
         play.report(host, compiled(name))
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
-    (serve,) = of(play.say(m.Recompile(1, 950)), m.JoinWorld)
+    (serve,) = of(play.send(m.Recompile(1, 950)), m.JoinWorld)
     assert serve.world > before
 
 
@@ -316,12 +316,12 @@ def compiled_in_a_world(play: Islands) -> str:
 
 def lose_and_return(play: Islands) -> None:
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
 
 
 def sources_arrive(play: Islands, feed: int) -> list[Any]:
-    sent = play.say(m.Recompile(1, feed))
+    sent = play.send(m.Recompile(1, feed))
     for host in (0, 1):
         sent += play.report(host, m.FeedsArrived(play.session, (feed,)))
     return sent
@@ -335,16 +335,16 @@ def test_a_function_that_loses_its_island_again_while_it_is_compiled_again_stays
     lose_and_return(play)
     sources_arrive(play, 950)
     if launched_first:
-        assert runs(play.say(m.Launch(1, (), (11,), ()))) == []
+        assert runs(play.send(m.Launch(1, (), (11,), ()))) == []
     if is_ready:
         play.report(1, compiled(name))
     play.lose(1, "its connection broke again")
     if not launched_first:
-        play.say(m.Launch(1, (), (11,), ()))
+        play.send(m.Launch(1, (), (11,), ()))
     sent = play.report(0, m.Compiled(name, Status(Code.DATA_LOSS, "host 1 is gone"), b"", 0.1, False))
     assert of(sent, m.FunctionReady) + of(sent, m.DropFunction) == []
     play.controller = check_dump(play.controller)
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     assert runs(play.join_again(1)) == [], "the hosts do not have the function"
     assert len(of(sources_arrive(play, 951), m.Compile)) == 2
     play.report(0, compiled(name))
@@ -386,12 +386,12 @@ def test_a_function_apart_that_is_requested_while_an_island_restarts_stays_apart
     play = Islands("2x1x1")
     name = of(play.compile_apart(), m.Compile)[0].function
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
-    play.say(m.RegisterFunction(2, "content 1", 902, ((0, 1),)))
+    play.send(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.RegisterFunction(2, "content 1", 902, ((0, 1),)))
     compiles = arrived(play, 902, (0,))
     sent = play.report(0, compiled(compiles[0].function, is_apart=True)) if compiles else []
     play.join_again(1)
-    sent += play.say(m.Recompile(1, 950))
+    sent += play.send(m.Recompile(1, 950))
     for feed in (902, 950):
         for host in (0, 1):
             for each in of(play.report(host, m.FeedsArrived(play.session, (feed,))), m.Compile):
@@ -410,10 +410,10 @@ def test_an_island_that_fails_between_the_question_and_the_answer_does_not_end_t
     compiles = asked(play)
     (load,) = of(play.report(0, m.NeedsWorld(compiles[0].function)), m.LoadInWorld)
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
     sent = play.report(0, m.Compiled(compiles[0].function, Status(Code.DATA_LOSS, "closed"), b"", 0.1, False))
-    sent += play.say(m.Recompile(1, 950))
+    sent += play.send(m.Recompile(1, 950))
     again = arrived(play, 950)
     for host, each in again.items():
         sent += play.report(host, m.NeedsWorld(each.function))
@@ -429,11 +429,11 @@ def test_a_world_that_cannot_start_fails_no_function_apart_that_was_to_be_loaded
     play = Islands("2x1x1")
     play.compile_apart()
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
     crossing = asked(play, 2)
     (load,) = of(play.report(0, m.NeedsWorld(crossing[0].function)), m.LoadInWorld)
-    play.say(m.Recompile(1, 950))
+    play.send(m.Recompile(1, 950))
     again = arrived(play, 950)
     new = asked(play, 3)
     assert launched(play) == {}, "the function is being compiled"
@@ -468,9 +468,9 @@ def test_an_idle_world_with_runs_of_a_function_apart_is_not_closed():
     for number, pair in enumerate(pairs[1:5], 11):
         together(play, number, pair)
     assert sorted(launched(play)) == [0, 1]
-    play.say(m.ReleaseProgram(1))
+    play.send(m.ReleaseProgram(1))
     for number in (1, *range(10, 15)):
-        play.say(m.ReleaseFunction(number))
+        play.send(m.ReleaseFunction(number))
     compiles = asked(play, 30, pairs[5])
     closed = {each.world for each in of(play.report(2, m.NeedsWorld(compiles[2].function)), m.CloseWorld)}
     assert first not in closed
@@ -493,7 +493,7 @@ def test_a_loaded_controller_knows_which_functions_run_apart():
 def test_a_failure_on_one_island_does_not_restart_another():
     play = Islands("2x1x1")
     play.compile_apart()
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(first.sequence, BROKEN))
     sent = sent_until(play, 20)
     assert restarted(sent) == []

@@ -30,16 +30,16 @@ def test_a_clock_with_which_the_controller_cannot_calculate_ends_its_session(clo
     for message in (m.Pong(0.0, clock), m.CallsRecorded(1, 0.0, clock, b"")):
         play = Play()
         play.operator(m.RecordRequest(5.0))
-        said = play.say(message)
-        assert "clock" in closing(said).message
+        replies = play.send(message)
+        assert "clock" in closing(replies).message
         dumped(play.controller)
 
 
 def test_a_wait_that_names_an_array_often_waits_for_it_once() -> None:
     play = Play()
     play.with_put(2)
-    play.say(m.Launch(2, (), (10,), (1,)))
-    play.say(m.Await(5, (10,) * m.MAX_HANDLES))
+    play.send(m.Launch(2, (), (10,), (1,)))
+    play.send(m.Await(5, (10,) * m.MAX_HANDLES))
     directory = play.controller.sessions[play.session].directory
     assert directory.entries[10].waits == [5]
     assert directory.awaited == 1
@@ -54,11 +54,11 @@ def test_the_arrays_that_waits_wait_for_are_bounded(monkeypatch: pytest.MonkeyPa
     play = Play()
     play.with_put(2)
     for handle in (10, 11):
-        play.say(m.Launch(2, (), (handle,), (handle,)))
-    play.say(m.Await(5, (10, 11)))
-    (refused,) = play.say(m.Await(6, (10, 11)))
+        play.send(m.Launch(2, (), (handle,), (handle,)))
+    play.send(m.Await(5, (10, 11)))
+    (refused,) = play.send(m.Await(6, (10, 11)))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
-    assert play.say(m.Await(7, (10,))) == []
+    assert play.send(m.Await(7, (10,))) == []
     check_dump(play.controller)
 
 
@@ -67,16 +67,16 @@ def test_queries_without_a_reply_are_bounded_and_end_with_their_session(monkeypa
     monkeypatch.setattr(queries, "MAX_QUERIES", 4)
     play = Play()
     for query in range(2):
-        (sent,) = play.say(m.Query(query, m.QueryKind.COST, 0, -1, bytes(100)))
+        (sent,) = play.send(m.Query(query, m.QueryKind.COST, 0, -1, bytes(100)))
         assert isinstance(sent, m.WorkerQuery)
-    (refused,) = play.say(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
+    (refused,) = play.send(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
     for query in range(3, 5):
-        play.say(m.Query(query, m.QueryKind.COST, 0, -1, b""))
-    (refused,) = play.say(m.Query(5, m.QueryKind.COST, 0, -1, b""))
+        play.send(m.Query(query, m.QueryKind.COST, 0, -1, b""))
+    (refused,) = play.send(m.Query(5, m.QueryKind.COST, 0, -1, b""))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
     play.report(0, m.WorkerAnswer(play.session, sent.query, Status(), b""))
-    (sent,) = play.say(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
+    (sent,) = play.send(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
     assert isinstance(sent, m.WorkerQuery)
     check_dump(play.controller)
     play.close(play.session)
@@ -89,15 +89,15 @@ def test_the_arrays_of_a_session_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(proxy_validation, "MAX_ARRAYS", 4)
     for message in (m.MakeError((20, 21), BROKEN), m.Launch(9, (), (20, 21), ())):
         play = Play()
-        play.say(m.MakeError((10, 11, 12), BROKEN))
-        assert closing(play.say(message)).code == Code.RESOURCE_EXHAUSTED
+        play.send(m.MakeError((10, 11, 12), BROKEN))
+        assert closing(play.send(message)).code == Code.RESOURCE_EXHAUSTED
 
 
 def test_the_texts_of_errors_that_a_client_makes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_requests, "MAX_ERROR_BYTES", 1500)
     play = Play()
     for handle in (10, 11):
-        play.say(m.MakeError((handle,), Status(Code.INTERNAL, "x" * 800, {"a": bytes(100)})))
+        play.send(m.MakeError((handle,), Status(Code.INTERNAL, "x" * 800, {"a": bytes(100)})))
     entries = play.controller.sessions[play.session].directory.entries
     assert [len(entries[each].error.message) for each in (10, 11)] == [800, 300]
     assert entries[11].error.payloads == {}
@@ -110,21 +110,21 @@ def test_the_buffers_that_failed_launches_name_and_that_never_come_are_bounded(
     monkeypatch.setattr(launch_checks, "MAX_UNWANTED", 8)
     play = Play()
     buffers = tuple(HostBuffer(each, (2,), None, None, output=each) for each in range(3))
-    play.say(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (on(0),) * 3), feeds=3)))
+    play.send(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (on(0),) * 3), feeds=3)))
     for feed in (1, 4, 7):
-        said = play.say(m.Launch(2, (), (10 + feed,), (feed, feed + 1, feed + 2)))
-        assert not any(isinstance(each, m.Closing) for each in said), "the launch has too few results"
+        replies = play.send(m.Launch(2, (), (10 + feed,), (feed, feed + 1, feed + 2)))
+        assert not any(isinstance(each, m.Closing) for each in replies), "the launch has too few results"
     play.report(0, m.FeedsArrived(play.session, (1,)))
-    assert runs(play.say(m.Launch(2, (), (30, 31, 32), (20, 21, 22)))) == []
+    assert runs(play.send(m.Launch(2, (), (30, 31, 32), (20, 21, 22)))) == []
     for feed in (40, 44):
-        said = play.say(m.Launch(2, (), (10 + feed,), (feed, feed + 1, feed + 2)))
-    assert closing(said).code == Code.RESOURCE_EXHAUSTED
+        replies = play.send(m.Launch(2, (), (10 + feed,), (feed, feed + 1, feed + 2)))
+    assert closing(replies).code == Code.RESOURCE_EXHAUSTED
 
 
 def test_a_published_array_is_the_one_that_had_the_handle_then() -> None:
     play = Trainer()
     view, _ = play.view()
-    play.say(m.Publish(play.request(), "policy", 2, (view,), ("w",)))
+    play.send(m.Publish(play.request(), "policy", 2, (view,), ("w",)))
     play.proxy(play.session, m.Release((view,)))
     play.proxy(play.session, m.Launch(5, (10,), (view,), ()))
     play.flush()
@@ -167,7 +167,7 @@ def test_messages_with_long_lists_wait_for_flushes() -> None:
 
 def test_launches_that_choose_among_many_branches_wait_for_flushes() -> None:
     play = Play()
-    play.say(m.RegisterSwitch(9, 1, (1,) * 4096))
+    play.send(m.RegisterSwitch(9, 1, (1,) * 4096))
     play.proxy(play.session, m.Launch(9, (10,), (11,), ()))
     assert play.controller.has_work
 
@@ -197,8 +197,8 @@ def of_huge_arrays(count: int, elements: int = 1 << 48) -> Program:
 
 def test_a_program_that_makes_more_bytes_than_can_be_counted_is_refused() -> None:
     play = Play(device_memory=100)
-    play.say(m.RegisterProgram(7, of_huge_arrays(4200)))
-    play.say(m.Launch(7, (), tuple(range(100, 4300)), (5,)))
+    play.send(m.RegisterProgram(7, of_huge_arrays(4200)))
+    play.send(m.Launch(7, (), tuple(range(100, 4300)), (5,)))
     entries = play.controller.sessions[play.session].directory.entries
     assert "makes arrays of 18915" in entries[100].error.message
     play.report(0, m.FeedsArrived(play.session, (5,)))
@@ -209,10 +209,10 @@ def test_a_program_that_makes_more_bytes_than_can_be_counted_is_refused() -> Non
 
 def test_launches_fail_once_the_arrays_of_their_session_are_larger_than_can_be_counted() -> None:
     play = Play(device_memory=100)
-    play.say(m.RegisterProgram(7, of_huge_arrays(16)))
+    play.send(m.RegisterProgram(7, of_huge_arrays(16)))
     entries = play.controller.sessions[play.session].directory.entries
     for first in range(100, 100 + 16 * 40, 16):
-        play.say(m.Launch(7, (), tuple(range(first, first + 16)), (first,)))
+        play.send(m.Launch(7, (), tuple(range(first, first + 16)), (first,)))
         play.report(0, m.FeedsArrived(play.session, (first,)))
     errors = [entries[each].error for each in range(100, 100 + 16 * 40, 16)]
     assert errors[0] is None
@@ -228,7 +228,7 @@ def test_launches_fail_once_the_arrays_of_their_session_are_larger_than_can_be_c
 def test_a_number_on_no_device_controls_nothing() -> None:
     play = Play()
     nowhere = ArraySpec("int32", (), Sharding(()))
-    play.say(m.RegisterProgram(7, Program("report", (nowhere,), (Report((0,)),), ())))
+    play.send(m.RegisterProgram(7, Program("report", (nowhere,), (Report((0,)),), ())))
     (problem,) = [each for each in play.controller.sessions[play.session].programs.values()]
     assert isinstance(problem, Status)
     assert "this one is on none" in problem.message

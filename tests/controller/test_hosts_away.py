@@ -12,9 +12,9 @@ from tests.controller.play import Play, on
 def failed_while_a_host_is_away(play: Play) -> int:
     """Fail a gang on host 0 that has ended on host 1, while host 1 is away. Return host 1's connection."""
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    (run, _) = play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
     play.report(1, m.Done(((run.sequence, 0, 1),)))
     connection = play.controller.connections.hosts[1]
     play.event(e.ConnectionAway(99.0, connection))

@@ -26,8 +26,8 @@ def running() -> Play:
     """Return a play in which a function runs on both hosts of an island."""
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.send(m.Launch(1, (), (11,), ()))
     return play
 
 
@@ -48,7 +48,7 @@ def test_a_crash_before_an_island_is_ready_again_quarantines_nothing_that_ran_be
 
 def test_a_crash_before_an_island_is_ready_again_quarantines_nothing_that_is_yet_to_be_compiled_there():
     play = Play("1x2x1")
-    play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    play.send(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     play.report(0, m.FeedsArrived(play.session, (90,)))
     silence(play)
     play.join(0, pid=3000)
@@ -128,7 +128,7 @@ def test_an_island_that_was_removed_keeps_no_nodes():
     play.with_call(arguments=0)
     play.lose(0, "killed")
     for handle in range(10, 20):
-        play.say(m.Launch(1, (), (handle,), ()))
+        play.send(m.Launch(1, (), (handle,), ()))
     play.engine(m.IslandNotRestarted(0, "its workers ended 9 times"))
     scheduler = play.controller.scheduler
     assert not any(scheduler._barred.values())
@@ -140,9 +140,9 @@ def test_an_island_that_was_removed_keeps_no_nodes():
 
 def test_a_function_that_is_released_while_it_compiles_leaves_nothing():
     play = Play()
-    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.send(m.RegisterFunction(7, "hash", 90, ((0,),)))
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
-    play.say(m.ReleaseFunction(7))
+    play.send(m.ReleaseFunction(7))
     play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, 64))
     functions = play.controller.functions
     assert (functions.users, functions.locations, functions.reports, functions.waiting) == ({}, {}, {}, {})
@@ -155,7 +155,7 @@ def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_
         play.proxy(session, m.RegisterFunction(7, "hash", 90, ((0,),)))
         play.worker(0, m.FeedsArrived(session, (90,)))
     name = play.controller.sessions[other].functions[7]
-    play.say(m.ReleaseFunction(7))
+    play.send(m.ReleaseFunction(7))
     messages = play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
     assert [each for each in messages if isinstance(each, m.DropFunction)] == [m.DropFunction(name)]
     assert play.controller.functions.users == {}
@@ -168,21 +168,21 @@ def with_one_function_under_two_numbers(**settings: Any) -> tuple[Play, str]:
     """
     play = Play(**settings)
     for number in (1, 2):
-        play.say(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
+        play.send(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
         (compile_,) = play.report(0, m.FeedsArrived(play.session, (900 + number,)))
         play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
-    play.say(m.RegisterProgram(2, single("f", (), Call(2, (), (on(0),), (0,)))))
+    play.send(m.RegisterProgram(2, single("f", (), Call(2, (), (on(0),), (0,)))))
     play.lose(0, "its connection broke")
-    play.say(m.FailureAcknowledged((0,), (), ()))
+    play.send(m.FailureAcknowledged((0,), (), ()))
     play.join_again(0)
     return play, compile_.function
 
 
 def test_a_session_waits_for_a_function_of_which_it_has_released_another_number():
     play, name = with_one_function_under_two_numbers()
-    play.say(m.ReleaseFunction(1))
-    assert runs(play.say(m.Launch(2, (), (12,), ()))) == [], "the host has yet to compile it again"
-    play.say(m.Recompile(2, 950))
+    play.send(m.ReleaseFunction(1))
+    assert runs(play.send(m.Launch(2, (), (12,), ()))) == [], "the host has yet to compile it again"
+    play.send(m.Recompile(2, 950))
     play.report(0, m.FeedsArrived(play.session, (950,)))
     assert len(runs(play.report(0, m.Compiled(name, OK, b"", 0.1, False)))) == 1
 
@@ -192,15 +192,15 @@ def test_a_session_does_not_wait_for_a_function_of_which_it_has_released_all_num
     play.with_put(3)
     check_dump(play.controller)
     play.report(0, m.FeedsArrived(play.session, (7,)))
-    assert runs(play.say(m.Launch(3, (), (13,), (7,)))) == []
-    play.say(m.ReleaseFunction(1))
-    assert len(runs(play.say(m.ReleaseFunction(2)))) == 1
+    assert runs(play.send(m.Launch(3, (), (13,), (7,)))) == []
+    play.send(m.ReleaseFunction(1))
+    assert len(runs(play.send(m.ReleaseFunction(2)))) == 1
 
 
 def test_the_decisions_of_a_version_that_did_not_count_numbers_are_repeated():
     play, _ = with_one_function_under_two_numbers(decisions=3)
-    play.say(m.ReleaseFunction(1))
-    assert len(runs(play.say(m.Launch(2, (), (12,), ())))) == 1
+    play.send(m.ReleaseFunction(1))
+    assert len(runs(play.send(m.Launch(2, (), (12,), ())))) == 1
 
 
 # ---- hosts that do not receive each other's messages
@@ -284,7 +284,7 @@ def test_an_island_that_was_started_anew_by_order_of_an_earlier_controller_is_ba
     play.engine(m.IslandStarts(0, 5000, ("m1", "m2")))
     lost = [each for each in play.outbox() if isinstance(each, m.HostsFailed)]
     assert lost == [m.HostsFailed((0, 1))]
-    (status,) = [each.status for each in play.say(m.Await(5, (11,)))]
+    (status,) = [each.status for each in play.send(m.Await(5, (11,)))]
     assert (status.code, "at the request of an earlier controller" in status.message) == (Code.DATA_LOSS, True)
     for host in (0, 1):
         play.join(host, pid=5000)

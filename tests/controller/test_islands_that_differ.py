@@ -56,7 +56,7 @@ def test_a_slice_is_of_the_type_that_is_asked_for_where_there_are_types(
     shapes: tuple[IslandShape, ...], accelerator: str, island: int | None
 ) -> None:
     play = play_on(*shapes)
-    (added,) = play.say(m.AddSlice(1, SliceRequest(2, accelerator=accelerator)))
+    (added,) = play.send(m.AddSlice(1, SliceRequest(2, accelerator=accelerator)))
     if island is None:
         assert added.status.code == Code.RESOURCE_EXHAUSTED
         assert "it has no gpu devices" in added.status.message
@@ -67,7 +67,7 @@ def test_a_slice_is_of_the_type_that_is_asked_for_where_there_are_types(
 def test_a_session_has_devices_of_one_platform() -> None:
     play = play_on(LARGE, NULL)
     assert {each.island for each in opened(play).devices.virtual} == {0}
-    (added,) = play.say(m.AddSlice(1, SliceRequest(1, kind="slow")))
+    (added,) = play.send(m.AddSlice(1, SliceRequest(1, kind="slow")))
     assert "its devices are null, and this session has cpu devices" in added.status.message
     other = play.controller._sessions.open(99, "secret", 7, "other.py", NOBODY, "null")
     assert {each.island for each in other.devices.virtual} == {1}

@@ -28,7 +28,7 @@ def playing(islands: int = 3, joint_islands: int = 3, **settings: Any) -> Play:
     """
     play, every = Play(f"{islands}x1x1", joint_islands=joint_islands, **settings), tuple(range(islands))
     for function, devices in ((1, every), (2, (1,))):
-        sent = play.say(
+        sent = play.send(
             m.RegisterFunction(function, f"content {function}", 900 + function, (devices,), runs_apart=True)
         )
         for host in devices:
@@ -37,10 +37,10 @@ def playing(islands: int = 3, joint_islands: int = 3, **settings: Any) -> Play:
         for host in devices:
             play.report(host, m.Compiled(name, OK, b"", 0.1, False))
     everywhere = on(*every)
-    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (everywhere,), every))))
+    play.send(m.RegisterProgram(1, single("make", (), Call(1, (), (everywhere,), every))))
     step = Call(1, (0,), (everywhere,), every, donated=(0,))
-    play.say(m.RegisterProgram(2, single("step", (everywhere,), step)))
-    play.say(m.RegisterProgram(3, single("alone", (), Call(2, (), (on(1),), (1,)))))
+    play.send(m.RegisterProgram(2, single("step", (everywhere,), step)))
+    play.send(m.RegisterProgram(3, single("alone", (), Call(2, (), (on(1),), (1,)))))
     return play
 
 
@@ -58,7 +58,7 @@ def used(play: Play) -> list[int]:
 
 def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():
     play = playing()
-    sent = runs(play.say(m.Launch(1, (), (11,), ())))
+    sent = runs(play.send(m.Launch(1, (), (11,), ())))
     assert len(sent) == 3
     (gang,) = in_flight(play)
     assert {each.sequence for each in sent} == {gang.sequence}
@@ -75,31 +75,31 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
     play = playing(device_memory=100)
     everywhere = on(*ALL)
     twice = Call(1, (0, 1), (everywhere, everywhere), ALL, donated=(0, 1))
-    play.say(m.RegisterProgram(4, single("twice", (everywhere, everywhere), twice)))
-    (gang,) = {each.sequence for each in runs(play.say(m.Launch(1, (), (11,), ())))}
+    play.send(m.RegisterProgram(4, single("twice", (everywhere, everywhere), twice)))
+    (gang,) = {each.sequence for each in runs(play.send(m.Launch(1, (), (11,), ())))}
     for host in ALL:
         play.done(gang, host=host)
     (alone,) = set(used(play))
-    play.say(m.Launch(4, (11, 11), (12, 13), ()))
+    play.send(m.Launch(4, (11, 11), (12, 13), ()))
     assert set(used(play)) == {2 * alone}
     play.controller.launcher.validate()
 
 
 def test_a_call_on_fewer_islands_has_a_gang_on_each():
     play = Play("3x1x1", joint_islands=4)
-    play.say(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))
+    play.send(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))
     name = play.controller.sessions[play.session].functions[1]
     for host in ALL:
         play.report(host, m.FeedsArrived(play.session, (901,)))
     for host in ALL:
         play.report(host, m.Compiled(name, OK, b"", 0.1, False))
-    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (on(*ALL),), ALL))))
-    assert len({each.sequence for each in runs(play.say(m.Launch(1, (), (11,), ())))}) == 3
+    play.send(m.RegisterProgram(1, single("make", (), Call(1, (), (on(*ALL),), ALL))))
+    assert len({each.sequence for each in runs(play.send(m.Launch(1, (), (11,), ())))}) == 3
 
 
 def test_each_island_counts_and_is_charged_for_its_part():
     play = playing()
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     for host in ALL:
         play.report(host, m.Done(((gang.sequence, 0, 1000),)))
@@ -112,15 +112,15 @@ def test_each_island_counts_and_is_charged_for_its_part():
 
 def test_memory_is_taken_on_all_islands_and_kept_by_an_output_in_the_place_of_its_input():
     play = playing(device_memory=SIZE)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     assert used(play) == [SIZE] * 3
-    assert len(runs(play.say(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
+    assert len(runs(play.send(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
     assert used(play) == [SIZE] * 3
-    assert runs(play.say(m.Launch(1, (), (13,), ()))) == []
+    assert runs(play.send(m.Launch(1, (), (13,), ()))) == []
     for gang in in_flight(play):
         for host in ALL:
             play.done(gang.sequence, host=host)
-    assert len(runs(play.say(m.Release((11, 12))))) == 3, "the memory of the last array is free on all islands"
+    assert len(runs(play.send(m.Release((11, 12))))) == 3, "the memory of the last array is free on all islands"
     assert not contradictions(play.controller)
     check_dump(play)
 
@@ -129,40 +129,40 @@ def test_launches_that_wait_for_memory_are_retried_once_for_all_islands(monkeypa
     retried, retry = [], MemoryWaits.retry
     monkeypatch.setattr(MemoryWaits, "retry", lambda self, islands: retried.append(islands) or retry(self, islands))
     play = playing(device_memory=SIZE)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
-    assert runs(play.say(m.Launch(1, (), (12,), ()))) == []
+    assert runs(play.send(m.Launch(1, (), (12,), ()))) == []
     for host in ALL:
         play.done(gang.sequence, host=host)
     assert retried == [ALL], "when the gang has ended"
-    assert len(runs(play.say(m.Release((11,))))) == 3
+    assert len(runs(play.send(m.Release((11,))))) == 3
     assert retried == [ALL, {*ALL}], "when its array is released"
 
 
 def test_an_output_takes_the_place_of_an_input_that_was_made_on_each_island_separately():
     play = playing(device_memory=SIZE)
     buffer = HostBuffer(0, (2,), None, None)
-    play.say(m.RegisterProgram(4, single("put", (), HostToDevice((buffer,), (on(*ALL),)), feeds=1)))
+    play.send(m.RegisterProgram(4, single("put", (), HostToDevice((buffer,), (on(*ALL),)), feeds=1)))
     for host in ALL:
         play.report(host, m.FeedsArrived(play.session, (700,)))
-    assert len({each.sequence for each in runs(play.say(m.Launch(4, (), (11,), (700,))))}) == 3
+    assert len({each.sequence for each in runs(play.send(m.Launch(4, (), (11,), (700,))))}) == 3
     assert used(play) == [SIZE] * 3
-    assert len(runs(play.say(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
+    assert len(runs(play.send(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
     assert used(play) == [SIZE] * 3
     for gang in in_flight(play):
         for host in gang.hosts:
             play.done(gang.sequence, host=host)
-    play.say(m.Release((11, 12)))
+    play.send(m.Release((11, 12)))
     assert used(play) == [0] * 3
     assert not contradictions(play.controller)
 
 
 def test_memory_that_a_dropped_gang_has_taken_from_its_argument_is_that_of_the_argument_again():
     play = playing(device_memory=2 * SIZE)
-    play.say(m.Launch(1, (), (11,), ()))
-    while runs(play.say(m.Launch(3, (), (100 + play.controller.scheduler.statistics(1).started,), ()))):
+    play.send(m.Launch(1, (), (11,), ()))
+    while runs(play.send(m.Launch(3, (), (100 + play.controller.scheduler.statistics(1).started,), ()))):
         pass
-    play.say(m.Launch(2, (11,), (12,), ()))
+    play.send(m.Launch(2, (11,), (12,), ()))
     assert not contradictions(play.controller)
     play.close(play.session)
     play.outbox()
@@ -176,9 +176,9 @@ def test_memory_that_a_dropped_gang_has_taken_from_its_argument_is_that_of_the_a
 def test_a_joint_gang_starts_when_all_of_its_islands_can_take_it():
     play = playing()
     alone: list[m.Run] = []
-    while len(sent := runs(play.say(m.Launch(3, (), (100 + len(alone),), ())))) == 1:
+    while len(sent := runs(play.send(m.Launch(3, (), (100 + len(alone),), ())))) == 1:
         alone += sent
-    assert runs(play.say(m.Launch(1, (), (11,), ()))) == [], "island 1 is full"
+    assert runs(play.send(m.Launch(1, (), (11,), ()))) == [], "island 1 is full"
     started: list[m.Run] = []
     for each in alone:
         started += runs(play.done(each.sequence, host=1))
@@ -189,10 +189,10 @@ def test_a_joint_gang_starts_when_all_of_its_islands_can_take_it():
 
 def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
     play = playing()
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     play.done(gang.sequence, host=0)
-    (alone,) = runs(play.say(m.Launch(3, (), (12,), ())))
+    (alone,) = runs(play.send(m.Launch(3, (), (12,), ())))
     play.lose(2, "its connection broke")
     play.outbox()
     assert state_of(play, 11) is BufferState.FAILED
@@ -215,7 +215,7 @@ def told_to_forget(play: Play, handle: int) -> list[int]:
 def losing_an_array(decisions: int) -> Play:
     """Return a play in which an array on all islands is lost because the last island fails."""
     play = playing(device_memory=SIZE, decisions=decisions)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     for host in ALL:
         play.done(gang.sequence, host=host)
@@ -226,8 +226,8 @@ def losing_an_array(decisions: int) -> Play:
 def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island():
     play = losing_an_array(3)
     assert told_to_forget(play, 11) == [0, 1]
-    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1, "it uses the freed memory"
-    assert play.say(m.Release((11,))) == [], "the hosts have already forgotten it"
+    assert len(runs(play.send(m.Launch(3, (), (12,), ())))) == 1, "it uses the freed memory"
+    assert play.send(m.Release((11,))) == [], "the hosts have already forgotten it"
     assert used(play) == [0, SIZE, 0]
 
 
@@ -239,13 +239,13 @@ def told_about_a_released_result(decisions: int) -> list[int]:
     """Return the hosts that forget a result of a failed launch that its client waits for and has released."""
     play = playing(device_memory=SIZE, decisions=decisions)
     play.proxy(play.session, m.Launch(1, (), (11,), (), wait=5))
-    told = told_to_forget(play, 11)
+    received = told_to_forget(play, 11)
     (gang,) = in_flight(play)
     for host in ALL:
         play.worker(host, m.Failed(gang.sequence, BROKEN))
     play.tick(100.0)
     play.tick(101.0)
-    return told + told_to_forget(play, 11)
+    return received + told_to_forget(play, 11)
 
 
 def test_hosts_forget_a_result_of_a_failed_launch_once_if_its_client_has_released_it():
@@ -263,7 +263,7 @@ def losing_a_result(joint_islands: int, decisions: int = 4) -> tuple[Play, int]:
     """
     play = playing(joint_islands=joint_islands, device_memory=SIZE, decisions=decisions)
     for program, arguments, result in ((1, (), 11), (2, (11,), 12)):
-        sent = runs(play.say(m.Launch(program, arguments, (result,), ())))
+        sent = runs(play.send(m.Launch(program, arguments, (result,), ())))
         for host, run in enumerate(sent if program == 1 else sent[:1]):
             play.done(run.sequence, host=host)
     play.lose(2, "its connection broke")
@@ -276,7 +276,7 @@ def test_memory_of_a_result_that_is_still_made_counts_until_its_launch_has_ended
     assert told_to_forget(play, 12) == []
     assert used(play)[:2] == [SIZE] * 2
     check_dump(play.controller)
-    assert runs(play.say(m.Launch(3, (), (13,), ()))) == [], "it has no memory"
+    assert runs(play.send(m.Launch(3, (), (13,), ()))) == [], "it has no memory"
     play.worker(1, m.Failed(running, BROKEN))
     assert told_to_forget(play, 12) == [0, 1]
     assert used(play) == [0, SIZE, 0]
@@ -291,7 +291,7 @@ def test_the_decisions_of_a_version_that_counted_such_memory_as_free_are_repeate
 
 def test_hosts_forget_their_parts_of_the_results_of_a_joint_gang_that_fails():
     play = playing(device_memory=SIZE)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     play.done(gang.sequence, host=0)
     play.report(1, m.Failed(gang.sequence, BROKEN))
@@ -306,25 +306,25 @@ def test_hosts_forget_their_parts_of_the_results_of_a_joint_gang_that_fails():
 
 def test_a_launch_that_fails_before_it_starts_is_freed_nowhere():
     play = playing(device_memory=SIZE)
-    play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.MakeError((12,), BROKEN))
-    play.say(m.Launch(2, (12,), (13,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.MakeError((12,), BROKEN))
+    play.send(m.Launch(2, (12,), (13,), ()))
     assert state_of(play, 13) is BufferState.FAILED
     assert told_to_forget(play, 13) == []
 
 
 def behind_an_ended_part(play: Play) -> None:
     """End a joint gang on island 1, where a later gang then runs. The joint gang still runs on the other islands."""
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
-    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1
+    assert len(runs(play.send(m.Launch(3, (), (12,), ())))) == 1
     play.done(gang.sequence, host=1)
 
 
 def test_a_joint_gang_does_not_run_on_an_island_where_its_part_has_ended():
     play = playing()
     behind_an_ended_part(play)
-    play.say(m.Await(5, (12,)))
+    play.send(m.Await(5, (12,)))
     play.lose(1, "its connection broke")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert "(it had started there)" in awaited.status.message
@@ -340,7 +340,7 @@ def test_a_crash_of_an_island_is_not_charged_to_a_joint_gang_whose_part_has_ende
 
 def test_a_part_that_fails_fails_the_launch_and_the_gang_ends_with_the_others():
     play = playing()
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     play.report(1, m.Failed(gang.sequence, BROKEN))
     play.done(gang.sequence, host=0)

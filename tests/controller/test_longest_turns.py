@@ -58,11 +58,11 @@ def with_views(count: int, **settings: Any) -> tuple[Trainer, tuple[int, ...]]:
     play = Trainer(**settings)
     whole = (0, 1, 1)
     views = Rearrange((0,), (on(0),) * count, tuple(Mapping(0, i, whole, whole) for i in range(count)))
-    for each in play.say(m.RegisterProgram(9, single("publish", (on(0),), views))):
+    for each in play.send(m.RegisterProgram(9, single("publish", (on(0),), views))):
         if isinstance(each, m.RegisterPlan):
             play.worker(0, m.PlanRegistered(each.plan))
     handles = tuple(range(1000, 1000 + count))
-    (run,) = runs(play.say(m.Launch(9, (10,), handles, ())))
+    (run,) = runs(play.send(m.Launch(9, (10,), handles, ())))
     play.done(run.sequence)
     return play, handles
 
@@ -187,11 +187,11 @@ def in_line(play: Play, count: int, sessions: int = 1) -> list[int]:
         play.session = play.open(43).number
         play.with_call()
         play.array(10)
-        play.say(m.RegisterProgram(5, chain_of(10)))
+        play.send(m.RegisterProgram(5, chain_of(10)))
         opened.append(play.session)
     for play.session in opened:
         for number in range(count // 10):
-            play.say(m.Launch(5, (10,), (1000 + number,), ()))
+            play.send(m.Launch(5, (10,), (1000 + number,), ()))
     play.session = before
     return opened
 
@@ -260,15 +260,15 @@ def test_functions_that_are_compiled_on_several_hosts_count_once_for_the_quota()
     play = Play("1x2x1", token="cluster", tenants=(settings,))
     play.session = play.open(token="limited").number
     for number in (1, 2):
-        assert not closings_of(play.say(m.RegisterFunction(number, f"content {number}", 900 + number, ((0, 1),))))
-    (refused,) = closings_of(play.say(m.RegisterFunction(3, "content 3", 903, ((0, 1),))))
+        assert not closings_of(play.send(m.RegisterFunction(number, f"content {number}", 900 + number, ((0, 1),))))
+    (refused,) = closings_of(play.send(m.RegisterFunction(3, "content 3", 903, ((0, 1),))))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
     name = play.controller.sessions[play.session].functions[1]
     for host in (0, 1):
         play.report(host, m.Compiled(name, OK, b"", 0.1, False))
         dumped_pending = load_controller(dumped(play.controller)).functions.compiling(play.session)
         assert play.controller.functions.compiling(play.session) == dumped_pending == (2 if host == 0 else 1)
-    assert not closings_of(play.say(m.RegisterFunction(3, "content 3", 903, ((0, 1),))))
+    assert not closings_of(play.send(m.RegisterFunction(3, "content 3", 903, ((0, 1),))))
 
 
 def closings_of(messages: list[Any]) -> list[m.FunctionReady]:
@@ -324,7 +324,7 @@ def test_functions_of_several_islands_are_compiled_again_when_all_of_them_work()
     assert islands[1].needs_recompile == {play.session: {names[2]}}
     restored = load_controller(dumped(play.controller)).sessions[play.session]
     assert restored.functions_on == session.functions_on == {(0,): {names[1]}, (1,): {names[2]}, (0, 1): {names[3]}}
-    play.say(m.ReleaseFunction(3))
+    play.send(m.ReleaseFunction(3))
     assert session.functions_on == {(0,): {names[1]}, (1,): {names[2]}}
 
 

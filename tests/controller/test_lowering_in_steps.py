@@ -198,7 +198,7 @@ def test_a_program_in_parts_is_the_same_program():
     messages = list(in_parts(5, program))
     assert [len(each.definition.nodes) for each in messages] == [256, 256, 256, 232]
     for message in messages:
-        play.say(message)
+        play.send(message)
     assert play.controller.sessions[play.session].definitions[5] == program
     assert not play.controller.sessions[play.session].parts
 

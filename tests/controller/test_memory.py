@@ -31,7 +31,7 @@ def test_what_a_client_releases_with_a_launch_goes_after_it():
     play = Play()
     play.with_call()
     play.array(10)
-    run, free = play.say(m.Launch(1, (10,), (11,), (), released=(10,)))
+    run, free = play.send(m.Launch(1, (10,), (11,), (), released=(10,)))
     assert isinstance(run, m.Run)
     assert free == m.Free(play.session, (10,))
 
@@ -39,14 +39,14 @@ def test_what_a_client_releases_with_a_launch_goes_after_it():
 def test_what_is_released_with_a_launch_that_cannot_be_goes_all_the_same():
     play = Play()
     play.array(10)
-    assert m.Free(play.session, (10,)) in play.say(m.Launch(99, (10,), (11,), (), released=(10,)))
+    assert m.Free(play.session, (10,)) in play.send(m.Launch(99, (10,), (11,), (), released=(10,)))
 
 
 def test_the_results_of_a_launch_with_a_wait_are_awaited_and_then_released():
     play = Play()
     play.with_call()
     play.array(10)
-    run, free = play.say(m.Launch(1, (10,), (11,), (), released=(10,), wait=5))
+    run, free = play.send(m.Launch(1, (10,), (11,), (), released=(10,), wait=5))
     assert isinstance(run, m.Run)
     assert free == m.Free(play.session, (11, 10))
     directory = play.controller.sessions[play.session].directory
@@ -60,7 +60,7 @@ def test_the_wait_of_a_launch_that_fails_has_the_error():
     play = Play()
     play.with_call()
     play.array(10)
-    run, *_ = play.say(m.Launch(1, (10,), (11,), (), wait=5))
+    run, *_ = play.send(m.Launch(1, (10,), (11,), (), wait=5))
     sent = play.report(0, m.Failed(run.sequence, BROKEN))
     (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
     assert BROKEN.message in awaited.status.message
@@ -69,7 +69,7 @@ def test_the_wait_of_a_launch_that_fails_has_the_error():
 
 def test_the_wait_of_a_launch_that_cannot_be_is_answered_at_once():
     play = Play()
-    sent = play.say(m.Launch(99, (10,), (11,), (), wait=5))
+    sent = play.send(m.Launch(99, (10,), (11,), (), wait=5))
     (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
     assert awaited.wait == 5
     assert awaited.status.code == Code.NOT_FOUND
@@ -90,9 +90,9 @@ def test_memory_that_a_waiting_gang_needs_stays_until_it_starts():
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.Launch(2, (), (20,), (77,)))
-    play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.say(m.Release((10,))) == []
+    play.send(m.Launch(2, (), (20,), (77,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    assert play.send(m.Release((10,))) == []
     *_, free = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,))
 
@@ -101,9 +101,9 @@ def test_a_deleted_array_goes_at_once_and_cannot_be_used():
     play = Play()
     play.with_call()
     play.array(10)
-    assert play.say(m.Release((10,), delete=True)) == [m.Free(play.session, (10,), True)]
-    play.say(m.Launch(1, (10,), (11,), ()))
-    (awaited,) = play.say(m.Await(5, (11,)))
+    assert play.send(m.Release((10,), delete=True)) == [m.Free(play.session, (10,), True)]
+    play.send(m.Launch(1, (10,), (11,), ()))
+    (awaited,) = play.send(m.Await(5, (11,)))
     assert "deleted" in awaited.status.message
 
 
@@ -111,9 +111,9 @@ def test_a_deleted_array_that_a_waiting_gang_needs_goes_when_that_has_started():
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.Launch(2, (), (20,), (77,)))
-    play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.say(m.Release((10,), delete=True)) == []
+    play.send(m.Launch(2, (), (20,), (77,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    assert play.send(m.Release((10,), delete=True)) == []
     *_, free = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert free == m.Free(play.session, (10,), True)
 
@@ -122,9 +122,9 @@ def test_a_released_programs_plan_stays_for_the_launches_before():
     play = Play()
     plan = play.with_call()
     play.array(10)
-    play.say(m.Launch(2, (), (20,), (77,)))
-    play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.say(m.ReleaseProgram(1)) == []
+    play.send(m.Launch(2, (), (20,), (77,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    assert play.send(m.ReleaseProgram(1)) == []
     *_, run, drop = play.report(0, m.FeedsArrived(play.session, (77,)))
     assert isinstance(run, m.Run)
     assert drop == m.DropPlan(plan)
@@ -138,7 +138,7 @@ def test_hosts_learn_what_goes_before_a_gang_only_where_it_may_not_fit_beside_th
     play = Play(device_memory=device_memory)
     play.with_call()
     play.array(10)
-    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.done(run.sequence)
     play.proxy(play.session, m.Release((10,)))
     play.proxy(play.session, m.Launch(1, (11,), (12,), ()))
@@ -151,10 +151,10 @@ def test_what_does_not_fit_waits_until_others_let_go():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    (first,) = play.send(m.Launch(1, (10,), (11,), ()))
+    assert play.send(m.Launch(1, (10,), (12,), ())) == []
     play.done(first.sequence)
-    free, second = play.say(m.Release((11,)))
+    free, second = play.send(m.Release((11,)))
     assert (free.handles, second.results) == ((11,), (12,))
 
 
@@ -162,9 +162,9 @@ def test_a_result_that_is_released_early_counts_until_its_gang_has_ended():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
-    play.say(m.Release((11,)))
-    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    (first,) = play.send(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Release((11,)))
+    assert play.send(m.Launch(1, (10,), (12,), ())) == []
     (second,) = runs(play.done(first.sequence))
     assert second.results == (12,)
 
@@ -173,8 +173,8 @@ def test_the_error_of_a_gang_that_is_larger_than_the_device_says_to_shard_it():
     play = Play(device_memory=4)
     play.with_put()
     play.report(0, m.FeedsArrived(play.session, (7,)))
-    play.say(m.Launch(2, (), (10,), (7,)))
-    play.say(m.Await(5, (10,)))
+    play.send(m.Launch(2, (), (10,), (7,)))
+    play.send(m.Await(5, (10,)))
     play.tick(1.0)
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
@@ -185,9 +185,9 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.say(m.Launch(1, (10,), (11,), (), traceback_id=77))
-    play.say(m.Launch(1, (10,), (12,), (), traceback_id=78))
-    play.say(m.Await(5, (12,)))
+    (first,) = play.send(m.Launch(1, (10,), (11,), (), traceback_id=77))
+    play.send(m.Launch(1, (10,), (12,), (), traceback_id=78))
+    play.send(m.Await(5, (12,)))
     play.tick(100.0)
     play.tick(110.0)
     assert play.outbox() == [], "running work may still release memory"
@@ -213,16 +213,16 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
         (77, "f", 1, 8),
     }
     # The launches behind it continue.
-    play.say(m.Release((11,)))
-    assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
+    play.send(m.Release((11,)))
+    assert len(runs(play.send(m.Launch(1, (10,), (13,), ())))) == 1
 
 
 def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
-    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    play.send(m.Launch(1, (10,), (11,), ()))
+    assert play.send(m.Launch(1, (10,), (12,), ())) == []
     memory = play.controller.launcher.reservations
     assert memory.waits.is_waiting(play.session)
     (waiting,) = memory.waits.waiting.values()
@@ -234,9 +234,9 @@ def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():
     play = Play(device_memory=20)
     play.with_call()
     play.array(10)
-    (first,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (first,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.done(first.sequence)
-    assert play.say(m.Launch(1, (10,), (12,), ())) == []
+    assert play.send(m.Launch(1, (10,), (12,), ())) == []
     play.tick(100.0)
     play.proxy(play.session, m.Release((11,)))
     play.tick(102.0)
@@ -248,8 +248,8 @@ def test_what_can_never_fit_is_refused_though_others_work():
     play = Play(device_memory=7)
     play.with_put()
     play.report(0, m.FeedsArrived(play.session, (77,)))
-    assert play.say(m.Launch(2, (), (11,), (77,))) == []
-    play.say(m.Await(5, (11,)))
+    assert play.send(m.Launch(2, (), (11,), (77,))) == []
+    play.send(m.Await(5, (11,)))
     play.tick(100.0)
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
@@ -259,8 +259,8 @@ def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
     play = Play(device_memory=10)
     play.with_call(donated=(0,))
     play.array(10)
-    assert len(runs(play.say(m.Launch(1, (10,), (11,), ())))) == 1
-    assert len(runs(play.say(m.Launch(1, (11,), (12,), ())))) == 1
+    assert len(runs(play.send(m.Launch(1, (10,), (11,), ())))) == 1
+    assert len(runs(play.send(m.Launch(1, (11,), (12,), ())))) == 1
     assert play.controller.ledger.used[0, 0] == 8
 
 
@@ -268,12 +268,12 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
     play = Play(device_memory=100)
     play.with_call()
     twice = Call(1, (0, 1), (on(0), on(0)), (0,), donated=(0, 1))
-    play.say(m.RegisterProgram(5, single("f", (on(0), on(0)), twice)))
+    play.send(m.RegisterProgram(5, single("f", (on(0), on(0)), twice)))
     play.array(10)
-    (run,) = runs(play.say(m.Launch(5, (10, 10), (11, 12), ())))
+    (run,) = runs(play.send(m.Launch(5, (10, 10), (11, 12), ())))
     assert play.controller.ledger.used[0, 0] == 16
     play.report(0, m.Failed(run.sequence, Status(Code.INVALID_ARGUMENT, "argument 0 is donated")))
-    play.say(m.Release((11, 12)))
+    play.send(m.Release((11, 12)))
     assert play.controller.ledger.used[0, 0] == 0
 
 
@@ -281,21 +281,21 @@ def test_views_of_an_array_share_its_memory_until_the_last_is_freed():
     play = Play(device_memory=10)
     play.array(10)
     view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-    play.say(m.RegisterProgram(3, single("view", (on(0),), view)))
-    (run,) = play.say(m.Launch(3, (10,), (11,), ()))
+    play.send(m.RegisterProgram(3, single("view", (on(0),), view)))
+    (run,) = play.send(m.Launch(3, (10,), (11,), ()))
     play.done(run.sequence)
-    play.say(m.Release((10,)))
+    play.send(m.Release((10,)))
     assert play.controller.ledger.used[0, 0] == 8
-    play.say(m.Release((11,)))
+    play.send(m.Release((11,)))
     assert play.controller.ledger.used[0, 0] == 0
 
 
 def test_a_question_about_memory_goes_to_the_worker_with_what_is_reserved():
     play = Play(device_memory=20)
     play.with_put()
-    play.say(m.Launch(2, (), (20,), (77,)))
+    play.send(m.Launch(2, (), (20,), (77,)))
     play.report(0, m.FeedsArrived(play.session, (77,)))
-    (query,) = play.say(m.Query(5, m.QueryKind.MEMORY, 0, -1, b"whatever"))
+    (query,) = play.send(m.Query(5, m.QueryKind.MEMORY, 0, -1, b"whatever"))
     ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
     used = play.controller.ledger.used[0, 0]
     assert ordinal == 0

@@ -89,15 +89,15 @@ class Hostile(Cluster):
         self.session = self.open(token="eve").number
         self.known_of[self.session] = {kind: [] for kind in ("handle", "program", "function", "feed", "reader")}
         for _ in range(3):
-            self.say(self.function())
+            self.send(self.function())
         self.work()
         for spec in [*(self.spec() for _ in range(3)), self.scalar()]:
             number = self.new("program")
-            self.say(m.RegisterProgram(number, put(spec)))
+            self.send(m.RegisterProgram(number, put(spec)))
             for _ in range(2):
-                self.say(m.Launch(number, (), (self.new("handle"),), (self.new("feed"),), contents=bytes(48)))
+                self.send(m.Launch(number, (), (self.new("handle"),), (self.new("feed"),), contents=bytes(48)))
         for _ in range(4):
-            self.say(m.RegisterProgram(self.new("program"), self.program()))
+            self.send(m.RegisterProgram(self.new("program"), self.program()))
         self.work()
         return self.session
 
@@ -105,7 +105,7 @@ class Hostile(Cluster):
     def known(self) -> dict[str, list[int]]:
         return self.known_of[self.session]
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         if self.session in self.controller.sessions and self.session in self.controller.connections.sessions:
             self.proxy(self.session, message)
 
@@ -488,7 +488,7 @@ class Hostile(Cluster):
         message = self.message()
         if self.rng.random() < 0.06:
             message = self.mutated(message)
-        self.say(message)
+        self.send(message)
         if self.rng.random() < 0.7:
             self.take(self.flush())
 

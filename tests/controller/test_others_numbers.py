@@ -64,7 +64,7 @@ class Owner(Chooser):
     def __init__(self) -> None:
         super().__init__("2x1x2", token="cluster", dumps=False, tenants=(ALICE,))
         self.owner = self.session
-        say = self.say
+        say = self.send
         self.array(13)
         say(m.Publish(8, "own", 1, (13,), ("w",)))
         say(m.OpenVersion(9, "own"))  # reader 1

@@ -52,16 +52,16 @@ class Processes(Play):
         """Register program 1, which calls a function on all islands, and make its argument, handle 10, using
         program 2.
         """
-        self.say(m.RegisterFunction(1, "content", 900, (HOSTS,)))
+        self.send(m.RegisterFunction(1, "content", 900, (HOSTS,)))
         for host in HOSTS:
             self.report(host, m.FeedsArrived(self.session, (900,)))
         name = self.controller.sessions[self.session].functions[1]
         for host in HOSTS:
             self.report(host, m.Compiled(name, OK, b"", 0.1, False))
-        self.say(m.RegisterProgram(2, single("make", (), Call(1, (), (ALL,), HOSTS))))
+        self.send(m.RegisterProgram(2, single("make", (), Call(1, (), (ALL,), HOSTS))))
         calls = tuple(Call(1, (i,), (ALL,), HOSTS) for i in range(nodes))
-        self.say(m.RegisterProgram(1, Program("steps", (ALL,), calls, (nodes,))))
-        self.end_all(self.say(m.Launch(2, (), (10,), ())))
+        self.send(m.RegisterProgram(1, Program("steps", (ALL,), calls, (nodes,))))
+        self.end_all(self.send(m.Launch(2, (), (10,), ())))
 
     def end_all(self, messages: list[Any]) -> list[Any]:
         """Report the ends of all units that these messages start. Return what the controller sends."""
@@ -113,7 +113,7 @@ def test_a_host_joins_the_relay_of_its_process_whichever_connects_first(relays_f
 def test_a_call_over_all_islands_is_one_message_per_process_and_so_are_its_ends():
     play = Processes()
     play.with_calls()
-    sent = play.say(m.Launch(1, (10,), (11,), ()))
+    sent = play.send(m.Launch(1, (10,), (11,), ()))
     assert [each.hosts for each in sent] == [(0, 2), (1, 3)]
     assert len({run for each in forwards(sent) for run in each.runs}) == 4, "each island has a gang"
     assert len(play.controller.launcher.in_flight) == 4
@@ -124,7 +124,7 @@ def test_a_call_over_all_islands_is_one_message_per_process_and_so_are_its_ends(
 def test_later_segments_of_a_run_are_one_message_per_process():
     play = Processes()
     play.with_calls(nodes=3)
-    run, *_ = sent = forwards(play.say(m.Launch(1, (10,), (11,), ())))
+    run, *_ = sent = forwards(play.send(m.Launch(1, (10,), (11,), ())))
     assert [(each.hosts, type(_decode(each.content))) for each in sent] == [
         ((0, 2), m.Run),
         ((0, 2), m.Dispatch),
@@ -139,14 +139,14 @@ def test_later_segments_of_a_run_are_one_message_per_process():
 def test_freed_memory_is_named_once_per_process():
     play = Processes()
     play.with_calls()
-    found = [(each.hosts, _decode(each.content)) for each in forwards(play.say(m.Release((10,))))]
+    found = [(each.hosts, _decode(each.content)) for each in forwards(play.send(m.Release((10,))))]
     assert found == [((0, 2), m.Free(play.session, (10,))), ((1, 3), m.Free(play.session, (10,)))]
 
 
 def test_a_failure_that_a_relay_passes_on_is_that_hosts():
     play = Processes()
     play.with_calls()
-    sent = play.say(m.Launch(1, (10,), (11,), ()))
+    sent = play.send(m.Launch(1, (10,), (11,), ()))
     play.relay_says(0, m.MemberFailed(2, forwards(sent)[0].runs[1], BROKEN))
     failures = {gang.island: gang.run.failure for gang in play.controller.launcher.in_flight.values()}
     assert failures == {0: None, 1: None, 2: BROKEN, 3: None}
@@ -155,7 +155,7 @@ def test_a_failure_that_a_relay_passes_on_is_that_hosts():
 def test_a_relay_reports_nothing_about_hosts_of_another_process():
     play = Processes()
     play.with_calls()
-    sent = forwards(play.say(m.Launch(1, (10,), (11,), ())))
+    sent = forwards(play.send(m.Launch(1, (10,), (11,), ())))
     play.relay_says(1, m.MembersDone(sent[0].hosts, sent[0].runs, (0, 1, 0, 1)))
     play.relay_says(1, m.MemberFailed(0, sent[0].runs[0], BROKEN))
     assert len(play.controller.launcher.in_flight) == 4
@@ -177,7 +177,7 @@ def test_an_island_that_restarts_leaves_the_relay_and_joins_it_again():
 def test_the_islands_of_a_process_whose_relay_is_lost_are_restarted():
     play = Processes()
     play.with_calls()
-    play.say(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (11,), ()))
     play.actions.clear()
     play.lose_relay(0, "it closed the connection")
     assert sorted(each.island for each in restarts(play)) == [0, 2]
@@ -215,13 +215,13 @@ def test_islands_that_restart_without_their_relay_receive_messages_directly():
     play = Processes()
     play.lose_relay(0, "it closed the connection")
     for host in (0, 2):
-        play.say(m.FailureAcknowledged((host,), (), ()))
+        play.send(m.FailureAcknowledged((host,), (), ()))
     play.actions.clear()
     play.join_again(0, 2)
     assert added(play) == []
     play.with_put(3, 2)
     play.report(2, m.FeedsArrived(play.session, (20,)))
-    (run,) = play.say(m.Launch(3, (), (12,), (20,)))
+    (run,) = play.send(m.Launch(3, (), (12,), (20,)))
     assert type(run) is m.Run
 
 

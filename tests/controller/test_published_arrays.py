@@ -23,7 +23,7 @@ from tests.telemetry.reports import snapshot_of
 def test_a_version_moves_to_the_vault_when_it_is_complete() -> None:
     play = Trainer()
     view, sequence = play.view()
-    (reply,) = play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
+    (reply,) = play.send(m.Publish(1, "policy", 2, (view,), ("w",)))
     assert reply == m.Published(1, Status(), 1)
     messages = play.done(sequence)
     vault = play.vault
@@ -43,7 +43,7 @@ def test_a_version_outlives_its_session_and_is_freed_when_newer_ones_replace_it(
     play.session = play.open(token="trainer").number
     play.array(10)
     view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-    play.say(m.RegisterProgram(5, single("publish", (on(0),), view)))
+    play.send(m.RegisterProgram(5, single("publish", (on(0),), view)))
     assert play.complete(keep=1) == 2
     assert list(vault.directory.entries) == [2]
 
@@ -54,7 +54,7 @@ def test_a_version_is_read_while_its_session_is_suspended(to_disk: bool) -> None
     play.complete()
     play.operator(m.SuspendRequest(play.session, to_disk))
     (quiesce,) = [each for each in play.outbox() if isinstance(each, m.Quiesce)]
-    (put,) = play.say(m.Quiesced(quiesce.migration))
+    (put,) = play.send(m.Quiesced(quiesce.migration))
     assert [handle for _, handle, _ in put.shards] == [10], "only the arrays of the session leave the devices"
     piece = m.SpilledPiece(put.shards[0][0], 8, "/spilled/1.piece" if to_disk else "", 7)
     play.report(0, m.SpillReply(play.session, put.request, Status(), (piece,)))
@@ -146,7 +146,7 @@ def test_a_name_belongs_to_the_tenant_of_the_session() -> None:
 def test_a_refused_publication_releases_its_arrays_and_is_counted(name: str, keep: int, code: Code) -> None:
     play = Trainer()
     view, sequence = play.view()
-    (reply,) = [each for each in play.say(m.Publish(1, name, keep, (view,), ("w",))) if isinstance(each, m.Published)]
+    (reply,) = [each for each in play.send(m.Publish(1, name, keep, (view,), ("w",))) if isinstance(each, m.Published)]
     assert reply.status.code == code
     play.done(sequence)
     assert view not in play.controller.sessions[play.session].directory.entries
@@ -299,7 +299,7 @@ def test_a_request_waits_for_a_version_and_ends_at_its_deadline() -> None:
     play.proxy(reader, m.OpenVersion(2, "trainer/policy", newer_than=1, seconds=5.0))
     assert play.outbox() == []
     view, sequence = play.view()
-    play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
+    play.send(m.Publish(1, "policy", 2, (view,), ("w",)))
     (first,) = [each for each in play.done(sequence) if isinstance(each, m.VersionOpened)]
     assert (first.request, first.version) == (1, 1)
     play.tick(6.0)
@@ -415,8 +415,8 @@ def test_the_removal_of_a_tenant_frees_its_versions() -> None:
 def test_a_handle_that_the_session_uses_cannot_be_published_twice() -> None:
     play = Trainer()
     view, _ = play.view()
-    (first,) = play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
-    (second,) = play.say(m.Publish(2, "policy", 2, (view,), ("w",)))
+    (first,) = play.send(m.Publish(1, "policy", 2, (view,), ("w",)))
+    (second,) = play.send(m.Publish(2, "policy", 2, (view,), ("w",)))
     assert (first.status.ok, second.status.code) == (True, Code.INVALID_ARGUMENT)
 
 

@@ -35,10 +35,10 @@ def playing(topology: str = "1x1x2", **settings: Any) -> Play:
 
 def awaited(play: Play, handle: int) -> Status:
     """Return the final status of an array, with no other session left to wait for."""
-    said = play.say(m.Await(5, (handle,)))
+    replies = play.send(m.Await(5, (handle,)))
     for now in (100.0, 101.0, 102.0):
         play.tick(now)
-    (answer,) = [message for message in [*said, *play.outbox()] if isinstance(message, m.Awaited)]
+    (answer,) = [message for message in [*replies, *play.outbox()] if isinstance(message, m.Awaited)]
     status: Status = answer.status
     return status
 
@@ -81,8 +81,8 @@ def test_who_holds_the_memory_is_named_without_what_anothers_program_is_called(a
     play.session = own
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Await(5, (11,)))
     for now in range(100, 200):
         play.tick(float(now))
     text = next(each.status.message for each in play.outbox() if isinstance(each, m.Awaited))
@@ -95,12 +95,12 @@ def test_a_tenant_at_its_quota_of_memory_waits_and_fails_alone():
     play.session = bob = play.open(token="bob").number
     play.with_call()
     play.array(10)
-    (first,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
-    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    (first,) = runs(play.send(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.send(m.Launch(1, (10,), (12,), ()))) == []
     play.session = alice = play.open(token="alice").number
     play.with_call()
     play.array(10)
-    assert len([runs(play.say(m.Launch(1, (10,), (handle,), ()))) for handle in (11, 12)]) == 2
+    assert len([runs(play.send(m.Launch(1, (10,), (handle,), ()))) for handle in (11, 12)]) == 2
     play.proxy(bob, m.Await(5, (12,)))
     play.worker(0, m.Done(((first.sequence, 0, 1),)))
     play.outbox()
@@ -120,7 +120,7 @@ def test_a_launch_that_no_device_has_memory_for_counts_as_a_refusal() -> None:
     play = playing(device_memory=10)
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (11,), ()))
     assert awaited(play, 11).code == Code.RESOURCE_EXHAUSTED
     assert refusals(play) == {"device memory": 1}
 
@@ -130,8 +130,8 @@ def test_a_quota_that_is_raised_lets_go_on_what_waits_for_it():
     play.session = play.open(token="bob").number
     play.with_call()
     play.array(10)
-    (first,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
-    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    (first,) = runs(play.send(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.send(m.Launch(1, (10,), (12,), ()))) == []
     play.ask(play.connect("operator", token="root"), m.SetTenant("bob", limits={"memory": 0}))
     play.tick(100.0)
     assert len(runs(play.outbox())) == 1
@@ -143,10 +143,10 @@ def test_a_launch_that_needs_no_memory_without_its_quota_continues_when_the_quot
     play.with_call(donated=(0,))
     play.array(10)
     view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-    play.say(m.RegisterProgram(5, single("view", (on(0),), view)))
-    play.done(*[each.sequence for each in runs(play.say(m.Launch(5, (10,), (11,), ())))])
+    play.send(m.RegisterProgram(5, single("view", (on(0),), view)))
+    play.done(*[each.sequence for each in runs(play.send(m.Launch(5, (10,), (11,), ())))])
     play.array(12)
-    assert runs(play.say(m.Launch(1, (10,), (13,), ()))) == [], "a quota counts the copy of the array"
+    assert runs(play.send(m.Launch(1, (10,), (13,), ()))) == [], "a quota counts the copy of the array"
     play.ask(play.connect("operator", token="root"), m.SetTenant("bob", limits={"memory": 0}))
     for now in (100.0, 101.0, 102.0):
         play.tick(now)
@@ -157,9 +157,9 @@ def test_slices_have_no_more_devices_than_the_quota():
     play = shared("1x1x4", devices=3)
     play.session = play.open(token="bob").number
     play.outbox()
-    (added,) = play.say(m.AddSlice(1, SliceRequest(2)))
+    (added,) = play.send(m.AddSlice(1, SliceRequest(2)))
     assert added.status.code == Code.OK
-    (refused,) = play.say(m.AddSlice(2, SliceRequest(2)))
+    (refused,) = play.send(m.AddSlice(2, SliceRequest(2)))
     assert "tenant bob has reached its quota `devices` of 3: its slices have 2" in refused.status.message
     assert refusals(play) == {"devices": 1}
 
@@ -173,11 +173,11 @@ def test_more_launches_than_the_quota_are_errors():
         play.proxy(play.session, m.Launch(1, (10,), (handle,), ()))
     started = runs(play.outbox())
     assert [run.results for run in started] == [(11,), (12,)]
-    (awaited,) = play.say(m.Await(5, (13,)))
+    (awaited,) = play.send(m.Await(5, (13,)))
     assert "its quota `launches` of 2" in awaited.status.message
     assert refusals(play) == {"launches": 1}
     play.done(*(run.sequence for run in started))
-    assert len(runs(play.say(m.Launch(1, (10,), (14,), ())))) == 1
+    assert len(runs(play.send(m.Launch(1, (10,), (14,), ())))) == 1
 
 
 # ---- memory on all devices
@@ -188,7 +188,7 @@ def on_both_devices(play: Play) -> None:
     play.array(10)
     play.with_put(3, device=1)
     play.report(0, m.FeedsArrived(play.session, (900,)))
-    (run,) = play.say(m.Launch(3, (), (11,), (900,), traceback_id=77))
+    (run,) = play.send(m.Launch(3, (), (11,), (900,), traceback_id=77))
     play.done(run.sequence)
 
 
@@ -196,11 +196,11 @@ def test_a_tenant_at_its_quota_of_memory_on_all_devices_waits_and_fails_alone():
     play = playing(device_memory=100, total_memory=20)
     on_both_devices(play)
     play.with_call()
-    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == [], "8 bytes more, on a device with 8 of 100"
+    assert runs(play.send(m.Launch(1, (10,), (12,), ()))) == [], "8 bytes more, on a device with 8 of 100"
     bob, play.session = play.session, play.open(token="alice").number
     play.with_call()
     play.array(10)
-    (hers,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
+    (hers,) = runs(play.send(m.Launch(1, (10,), (11,), ())))
     play.done(hers.sequence)
     play.session = bob
     status = awaited(play, 12)
@@ -212,12 +212,12 @@ def test_a_tenant_at_its_quota_of_memory_on_all_devices_waits_and_fails_alone():
 def test_the_parts_of_a_node_on_several_islands_count_together_for_the_memory_on_all_devices():
     play = playing("2x1x1", total_memory=20)
     buffer = HostBuffer(0, (2,), None, None)
-    play.say(m.RegisterProgram(5, single("put", (), HostToDevice((buffer,), (on(0, 1),)), feeds=1)))
+    play.send(m.RegisterProgram(5, single("put", (), HostToDevice((buffer,), (on(0, 1),)), feeds=1)))
     play.array(10)
     for host in range(2):
         play.report(host, m.FeedsArrived(play.session, (1,)))
-    assert runs(play.say(m.Launch(5, (), (11,), (1,)))) == [], "8 bytes, and 8 on each island"
-    assert len(runs(play.say(m.Release((10,))))) == 2
+    assert runs(play.send(m.Launch(5, (), (11,), (1,)))) == [], "8 bytes, and 8 on each island"
+    assert len(runs(play.send(m.Release((10,))))) == 2
     assert play.controller.ledger.total == 16
 
 
@@ -225,8 +225,8 @@ def test_what_is_released_on_another_device_counts_for_the_memory_on_all():
     play = playing(device_memory=100, total_memory=20)
     on_both_devices(play)
     play.with_call()
-    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
-    assert len(runs(play.say(m.Release((11,))))) == 1
+    assert runs(play.send(m.Launch(1, (10,), (12,), ()))) == []
+    assert len(runs(play.send(m.Release((11,))))) == 1
 
 
 @pytest.mark.parametrize("quota", ["memory", "total_memory"])
@@ -235,8 +235,8 @@ def test_the_error_of_a_quota_has_who_made_the_arrays_and_the_stack_of_the_reque
     play = playing(device_memory=100, **{quota: 20})
     play.with_call()
     play.array(10)
-    (run,) = runs(play.say(m.Launch(1, (10,), (11,), (), traceback_id=77)))
-    assert runs(play.say(m.Launch(1, (10,), (12,), (), traceback_id=78))) == []
+    (run,) = runs(play.send(m.Launch(1, (10,), (11,), (), traceback_id=77)))
+    assert runs(play.send(m.Launch(1, (10,), (12,), (), traceback_id=78))) == []
     play.done(run.sequence)
     status = awaited(play, 12)
     assert f"`{quota}`" in status.message
@@ -276,10 +276,10 @@ def test_an_upload_that_a_launch_uses_counts_no_more():
     play.with_put()
     for number in range(5):
         assert upload(play, play.session, number) == []
-        (run,) = runs(play.say(m.Launch(2, (), (10 + number,), (number,))))
+        (run,) = runs(play.send(m.Launch(2, (), (10 + number,), (number,))))
         play.done(run.sequence)
-    play.say(m.Launch(2, (), (20,), (50,)))
-    play.say(m.Launch(2, (), (21,), (51,)))
+    play.send(m.Launch(2, (), (20,), (50,)))
+    play.send(m.Launch(2, (), (21,), (51,)))
     assert upload(play, play.session, 50, 51) == [], "awaited: none of them is early"
 
 
@@ -289,8 +289,8 @@ def test_an_upload_that_a_launch_uses_counts_no_more():
 def register(play: Play, function: int, devices: tuple[int, ...] = (0,)) -> list[Status]:
     """Register a function whose source has arrived. Return the errors."""
     play.worker(0, m.FeedsArrived(play.session, (900 + function,)))
-    said = play.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
-    return [each.status for each in said if isinstance(each, m.FunctionReady)]
+    replies = play.send(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+    return [each.status for each in replies if isinstance(each, m.FunctionReady)]
 
 
 def test_more_functions_than_the_quota_are_not_compiled_at_a_time():
@@ -331,8 +331,8 @@ def test_the_error_of_a_quota_names_the_tenants_own_holdings_only():
     play.session = bob
     play.with_call()
     play.array(10)
-    (run,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
-    assert runs(play.say(m.Launch(1, (10,), (12,), ()))) == []
+    (run,) = runs(play.send(m.Launch(1, (10,), (11,), ())))
+    assert runs(play.send(m.Launch(1, (10,), (12,), ()))) == []
     play.done(run.sequence)
     status = awaited(play, 12)
     assert "needs 8 B, and tenant bob has 16 B of its quota `memory`, 20 B of each device" in status.message
@@ -373,7 +373,7 @@ def info(*outputs: tuple[str, tuple[int, ...]], donated: tuple[int, ...] = (), a
 def a_function(play: Play, devices: tuple[int, ...] = (0,), number: int = 1) -> str:
     """Register a function, which is then being compiled on host 0. Return its name."""
     play.worker(0, m.FeedsArrived(play.session, (900 + number,)))
-    play.say(m.RegisterFunction(number, f"content {number}", 900 + number, (devices,)))
+    play.send(m.RegisterFunction(number, f"content {number}", 900 + number, (devices,)))
     return play.controller.sessions[play.session].functions[number]
 
 
@@ -385,12 +385,12 @@ def calls(play: Play, *outputs: ArraySpec, program: int = 1, function: int = 1, 
     """Register a program that calls a function."""
     devices = options.pop("devices", (0,))
     call = Call(function, tuple(range(len(options.get("donated", ())))), outputs, devices, **options)
-    return play.say(m.RegisterProgram(program, single("p", outputs[: len(call.inputs)], call)))
+    return play.send(m.RegisterProgram(program, single("p", outputs[: len(call.inputs)], call)))
 
 
 def outcome(play: Play, program: int = 1, arguments: tuple[int, ...] = (), results: tuple[int, ...] = (20,)) -> str:
     """Return why a launch fails, or "" if it starts."""
-    if runs(play.say(m.Launch(program, arguments, results, ()))):
+    if runs(play.send(m.Launch(program, arguments, results, ()))):
         return ""
     return awaited(play, results[0]).message
 
@@ -419,8 +419,8 @@ def test_a_program_that_is_registered_while_its_function_is_compiled_is_checked_
     assert calls(play, array(*SMALL), program=1) == []
     assert calls(play, array(*LARGE), program=2) == []
     assert outcome(play, 2) == "program 'p' calls a function that is being compiled"
-    said = play.report(0, m.Compiled(name, OK, info(LARGE), 0.1, False, 5 * MIB))
-    assert [type(each) for each in said] == [m.FunctionReady, m.RegisterPlan]
+    replies = play.report(0, m.Compiled(name, OK, info(LARGE), 0.1, False, 5 * MIB))
+    assert [type(each) for each in replies] == [m.FunctionReady, m.RegisterPlan]
     assert "output 0 of the function" in outcome(play, 1, results=(21,))
     assert outcome(play, 2, results=(22,)) == ""
     assert used(play) == [69 * MIB, 0], "including its temporary memory"
@@ -440,7 +440,7 @@ def test_a_quota_holds_what_functions_really_return():
     play.report(0, m.Compiled(a_function(play), OK, info(LARGE), 0.1, False))
     calls(play, array(*LARGE))
     for handle in (20, 21):
-        (run,) = runs(play.say(m.Launch(1, (), (handle,), ())))
+        (run,) = runs(play.send(m.Launch(1, (), (handle,), ())))
         play.done(run.sequence)
     assert "has 128.0 MiB of its quota `memory`, 150.0 MiB" in outcome(play, results=(22,))
 
@@ -492,9 +492,9 @@ def test_nothing_is_left_of_programs_that_wait_for_a_function(end):
     a_function(play)
     calls(play, array(*SMALL))
     if end == "release":
-        play.say(m.ReleaseFunction(1))
+        play.send(m.ReleaseFunction(1))
         assert play.controller.functions.users, "the program needs it"
-        play.say(m.ReleaseProgram(1))
+        play.send(m.ReleaseProgram(1))
     else:
         play.close(play.session)
     assert play.controller.functions.users == {}
@@ -505,10 +505,10 @@ def test_a_program_waits_for_all_functions_that_it_calls():
     names = [a_function(play, number=number) for number in (1, 2)]
     one = array(*SMALL)
     two_calls = Program("p", (), (Call(1, (), (one,), (0,)), Call(2, (), (one,), (0,))), (0, 1))
-    play.say(m.RegisterProgram(1, two_calls))
+    play.send(m.RegisterProgram(1, two_calls))
     for name in names:
         assert "is being compiled" in outcome(play, results=(20, 21))
-        play.say(m.Release((20, 21)))
+        play.send(m.Release((20, 21)))
         play.report(0, m.Compiled(name, OK, info(SMALL), 0.1, False))
     assert outcome(play, results=(30, 31)) == ""
 
@@ -529,18 +529,18 @@ def test_an_output_is_not_written_to_memory_that_another_array_has_too():
     calls(play, on(0), donated=(0,))
     play.array(10)
     view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-    play.say(m.RegisterProgram(3, single("view", (on(0),), view)))
+    play.send(m.RegisterProgram(3, single("view", (on(0),), view)))
     handle = 10
     for number in range(3):
-        (run,) = runs(play.say(m.Launch(3, (handle,), (20 + number,), ())))
+        (run,) = runs(play.send(m.Launch(3, (handle,), (20 + number,), ())))
         play.done(run.sequence)
-        (run,) = runs(play.say(m.Launch(1, (handle,), (30 + number,), ())))
+        (run,) = runs(play.send(m.Launch(1, (handle,), (30 + number,), ())))
         play.done(run.sequence)
-        play.say(m.Release((handle,)))
+        play.send(m.Release((handle,)))
         handle = 30 + number
     assert used(play) == [4 * 8, 0], "three arrays that only views have, and the last output"
-    play.say(m.Release((20, 21, 22)))
-    (run,) = runs(play.say(m.Launch(1, (handle,), (40,), ())))
+    play.send(m.Release((20, 21, 22)))
+    (run,) = runs(play.send(m.Launch(1, (handle,), (40,), ())))
     play.done(run.sequence)
     assert used(play) == [8, 0]
 

@@ -33,17 +33,17 @@ def with_call(play: Play, nodes: int = 1) -> None:
     """Register program 1, which calls a function on all four devices, and make its argument, handle 10, using program
     2.
     """
-    play.say(m.RegisterFunction(1, "content", 900, ((0, 1, 2, 3),)))
+    play.send(m.RegisterFunction(1, "content", 900, ((0, 1, 2, 3),)))
     for host in range(4):
         play.report(host, m.FeedsArrived(play.session, (900,)))
     name = play.controller.sessions[play.session].functions[1]
     for host in range(4):
         play.report(host, m.Compiled(name, OK, b"", 0.1, False))
     everywhere = (0, 1, 2, 3)
-    play.say(m.RegisterProgram(2, single("make", (), Call(1, (), (ALL,), everywhere))))
+    play.send(m.RegisterProgram(2, single("make", (), Call(1, (), (ALL,), everywhere))))
     chain = tuple(Call(1, (i,), (ALL,), everywhere) for i in range(nodes))
-    play.say(m.RegisterProgram(1, Program("steps", (ALL,), chain, (nodes,))))
-    (run, *_) = [each for _, each in forwarded(play.say(m.Launch(2, (), (10,), ())))]
+    play.send(m.RegisterProgram(1, Program("steps", (ALL,), chain, (nodes,))))
+    (run, *_) = [each for _, each in forwarded(play.send(m.Launch(2, (), (10,), ())))]
     for relay in (0, 2):
         gathered(play, relay, run.sequence, relay, relay + 1)
 
@@ -89,7 +89,7 @@ def test_groups_are_made_once_all_hosts_know_of_each_other():
 def test_a_gang_of_a_whole_island_is_one_message_a_group_and_so_are_its_ends():
     play = playing()
     with_call(play)
-    sent = play.say(m.Launch(1, (10,), (11,), ()))
+    sent = play.send(m.Launch(1, (10,), (11,), ()))
     runs = forwarded(sent)
     assert [hosts for hosts, _ in runs] == [(0, 1), (2, 3)]
     assert len({message.sequence for _, message in runs}) == 1
@@ -208,7 +208,7 @@ def test_an_impossible_answer_ends_the_island_of_its_relay(pong):
 def test_freed_memory_is_named_once_a_group():
     play = playing()
     with_call(play)
-    assert forwarded(play.say(m.Release((10,)))) == [
+    assert forwarded(play.send(m.Release((10,)))) == [
         ((0, 1), m.Free(play.session, (10,))),
         ((2, 3), m.Free(play.session, (10,))),
     ]
@@ -217,7 +217,7 @@ def test_freed_memory_is_named_once_a_group():
 def test_a_failure_that_a_relay_passes_on_is_that_hosts():
     play = playing()
     with_call(play)
-    ((_, run), _) = forwarded(play.say(m.Launch(1, (10,), (11,), ())))
+    ((_, run), _) = forwarded(play.send(m.Launch(1, (10,), (11,), ())))
     play.report(2, m.MemberFailed(3, run.sequence, BROKEN))
     (gang,) = play.controller.launcher.in_flight.values()
     assert gang.run.hosts_left == {0, 1, 2}
@@ -247,7 +247,7 @@ def test_a_drained_island_has_groups_again_when_it_is_back():
 def test_a_lost_island_has_groups_again_when_it_is_back():
     play = playing()
     with_call(play)
-    ((_, run), _) = forwarded(play.say(m.Launch(1, (10,), (11,), ())))
+    ((_, run), _) = forwarded(play.send(m.Launch(1, (10,), (11,), ())))
     play.lose(1, "killed")
     play.outbox()
     assert gathered(play, 0, run.sequence, 0, 1) == [], "messages in transit do not count"
@@ -255,7 +255,7 @@ def test_a_lost_island_has_groups_again_when_it_is_back():
     assert entry.error is not None
     assert entry.error.code == Code.DATA_LOSS
     before = len(joining(play))
-    play.say(m.FailureAcknowledged((0, 1, 2, 3)))
+    play.send(m.FailureAcknowledged((0, 1, 2, 3)))
     sent = play.join_again(0, 1, 2, 3)
     groups = [message for message in sent if isinstance(message, m.JoinGroup)]
     assert [message.relay for message in groups] == [0, 0, 2, 2]

@@ -73,7 +73,7 @@ def test_many_arrays_of_a_lost_island_are_errors_at_once_and_their_memory_is_rel
     for handle in handles:
         play.array(handle)
     play.report(1, m.FeedsArrived(play.session, (1,)))
-    (run,) = runs(play.say(m.Launch(3, (), (50,), (1,))))
+    (run,) = runs(play.send(m.Launch(3, (), (50,), (1,))))
     play.done(run.sequence, host=1)
     play.with_call()
     used = play.controller.ledger.total

@@ -38,7 +38,7 @@ class Roles(Play):
         self.session = self.open(token="bob").number
         self.with_call()
         self.array(10)
-        self.say(m.Launch(1, (10,), (11,), ()))
+        self.send(m.Launch(1, (10,), (11,), ()))
 
     # ---- peers: each method returns a connection
 
@@ -99,10 +99,10 @@ class Roles(Play):
             if isinstance(action, a.Close) and action.connection == connection:
                 refusal = refusal or action.reason
             elif isinstance(action, a.Send) and action.connection == connection:
-                said = action.message
-                is_reply = isinstance(said, m.OperationReply) and is_forbidden(said.status.message)
-                if is_reply or isinstance(said, m.Refused | m.Closing):
-                    refusal = said.status.message
+                found = action.message
+                is_reply = isinstance(found, m.OperationReply) and is_forbidden(found.status.message)
+                if is_reply or isinstance(found, m.Refused | m.Closing):
+                    refusal = found.status.message
         return refusal, actions
 
     def cluster(self) -> Any:

@@ -23,8 +23,8 @@ def persisted_of(play: SuspendPlay, persist: bool = True) -> tuple[list[a.Persis
     """Stop the cluster. Return the persisted sessions, and the messages that the controller sends."""
     play.event(e.StopAsked(play.now, persist))
     actions = play.flush()
-    said = [each.message for each in actions if isinstance(each, a.Send)]
-    return [each for each in actions if isinstance(each, a.PersistSessions)], said
+    received = [each.message for each in actions if isinstance(each, a.Send)]
+    return [each for each in actions if isinstance(each, a.PersistSessions)], received
 
 
 def suspended() -> SuspendPlay:
@@ -54,8 +54,8 @@ class Next(SuspendPlay):
     def proxy_is_back(self, status: Status = OK) -> list[Any]:
         """Connect the proxy. It knows of the end of the previous cluster, and compiles its function again."""
         self.event(e.ConnectionBack(0.0, self.connection_of(self.session)))
-        self.say(m.FailureAcknowledged((0, 1)))
-        self.say(m.Recompile(1, 77))
+        self.send(m.FailureAcknowledged((0, 1)))
+        self.send(m.Recompile(1, 77))
         (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
         return self.report(0, m.Compiled(compile_.function, status, b"", 0.1, False))
 
@@ -66,10 +66,10 @@ def next_of(play: SuspendPlay) -> Next:
 
 
 def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
-    persisted, said = persisted_of(suspended())
+    persisted, received = persisted_of(suspended())
     assert [list(each.sessions) for each in persisted] == [[1]]
-    assert m.HostsFailed((0, 1)) in said
-    assert not any(isinstance(each, m.DropSpilled) for each in said)
+    assert m.HostsFailed((0, 1)) in received
+    assert not any(isinstance(each, m.DropSpilled) for each in received)
 
 
 def test_the_next_cluster_knows_from_where_the_script_connects():
@@ -86,8 +86,8 @@ def test_the_next_cluster_knows_from_where_the_script_connects():
 def test_who_ends_the_cluster_learns_which_sessions_stay():
     play = suspended()
     play.operator(m.StopRequest())
-    _, said = persisted_of(play)
-    ((number, name),) = next(each for each in said if isinstance(each, m.StopReply)).persisted
+    _, received = persisted_of(play)
+    ((number, name),) = next(each for each in received if isinstance(each, m.StopReply)).persisted
     assert (number, name) == (1, play.controller.sessions[1].name)
     play = suspended()
     play.operator(m.StopRequest(all_sessions=True))
@@ -104,8 +104,8 @@ def test_the_files_of_a_session_whose_tenant_is_missing_are_removed_when_their_h
     assert dropped(cluster.outbox()) == []
     cluster.join(0)
     cluster.join(1)
-    said = [message for (kind, number), message in cluster.sent() if (kind, number) == ("host", 0)]
-    assert dropped(said) == [PIECE.path]
+    received = [message for (kind, number), message in cluster.sent() if (kind, number) == ("host", 0)]
+    assert dropped(received) == [PIECE.path]
     assert cluster.controller._spiller._left == {}
 
 
@@ -113,9 +113,9 @@ def test_what_is_not_kept_goes_with_its_files():
     for all_sessions, persist in ((True, True), (False, False)):
         play = suspended()
         play.operator(m.StopRequest(all_sessions))
-        persisted, said = persisted_of(play, persist)
+        persisted, received = persisted_of(play, persist)
         assert persisted == []
-        assert m.DropSpilled(1, (PIECE,)) in said
+        assert m.DropSpilled(1, (PIECE,)) in received
 
 
 def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
@@ -134,19 +134,19 @@ def test_programs_whose_functions_the_next_cluster_cannot_compile_fail_with_the_
     (feed,) = [feed for each in sent if isinstance(each, m.SendSpilled) for _, feed, _ in each.pieces]
     (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
     play.done(run.sequence)
-    assert runs(play.say(m.Launch(1, (5,), (6,), ()))) == []
+    assert runs(play.send(m.Launch(1, (5,), (6,), ()))) == []
     assert play.controller.sessions[1].directory.entries[6].error == BROKEN.within("f")
 
 
 def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     play = next_of(suspended())
     assert play.controller.sessions[1].suspension_text == "suspended on disk"
-    said = play.hosts_join()
-    assert [each for each in said if isinstance(each, m.HostsRestarted)] == [
+    received = play.hosts_join()
+    assert [each for each in received if isinstance(each, m.HostsRestarted)] == [
         m.HostsRestarted(((0, "unix:/data-0"),)),
         m.HostsRestarted(((1, "unix:/data-1"),)),
     ]
-    assert [each for each in said if isinstance(each, m.OpenStore)].count(
+    assert [each for each in received if isinstance(each, m.OpenStore)].count(
         m.OpenStore(1, play.controller.sessions[1].secret)
     ) == 2
     assert "island 0, which has just restarted" in answer_in(play.resume()).status.message
@@ -155,11 +155,11 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     ((back, feed, hosts),) = send.pieces
     assert (back, hosts) == (PIECE, (0,))
     (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
-    said = play.done(run.sequence)
-    assert answer_in(said) == m.OperationReply(OK, "session 1 continues on island 0")
-    assert m.DropSpilled(1, (PIECE,)) in said
+    received = play.done(run.sequence)
+    assert answer_in(received) == m.OperationReply(OK, "session 1 continues on island 0")
+    assert m.DropSpilled(1, (PIECE,)) in received
     # The session's program exists again, and runs on the restored array.
-    (run,) = runs(play.say(m.Launch(1, (5,), (6,), ())))
+    (run,) = runs(play.send(m.Launch(1, (5,), (6,), ())))
     assert run.arguments == (5,)
     assert play.memory == 16
 
@@ -191,7 +191,7 @@ def test_a_session_whose_script_has_connected_waits_for_its_functions():
     play = next_of(suspended())
     play.hosts_join()
     play.event(e.ConnectionBack(0.0, play.connection_of(play.session)))
-    play.say(m.FailureAcknowledged((0, 1)))
+    play.send(m.FailureAcknowledged((0, 1)))
     assert "for its functions to be compiled" in answer_in(play.resume()).status.message
 
 
@@ -206,7 +206,7 @@ def test_the_next_cluster_removes_a_file_of_several_arrays_once():
     play = next_of(suspended_in_one_file())
     play.hosts_join()
     play.event(e.ConnectionBack(0.0, play.connection_of(play.session)))
-    play.say(m.FailureAcknowledged((0, 1)))
+    play.send(m.FailureAcknowledged((0, 1)))
     (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     (run,) = runs(play.report(0, m.FeedsArrived(play.session, tuple(feed for _, feed, _ in send.pieces))))
     assert dropped(play.done(run.sequence)) == ["/spilled/1.piece"]

@@ -17,7 +17,7 @@ from tests.controller.play import Play
 
 
 def add(play: Play, **slice_request: Any) -> m.SliceAdded:
-    (added,) = play.say(m.AddSlice(7, SliceRequest(**slice_request)))
+    (added,) = play.send(m.AddSlice(7, SliceRequest(**slice_request)))
     assert isinstance(added, m.SliceAdded)
     return added
 
@@ -61,10 +61,10 @@ def test_a_released_slice_makes_room():
     play = Play("1x1x2")
     add(play, count=2)
     assert add(play, count=2).status.code == Code.RESOURCE_EXHAUSTED
-    assert play.say(m.ReleaseSlice(1)) == []
+    assert play.send(m.ReleaseSlice(1)) == []
     assert add(play, count=2).devices == (0, 1)
-    assert play.say(m.ReleaseSlice(1)) == []  # the second release has no effect
-    assert play.say(m.ReleaseSlice(99)) == []
+    assert play.send(m.ReleaseSlice(1)) == []  # the second release has no effect
+    assert play.send(m.ReleaseSlice(99)) == []
 
 
 def test_slices_of_a_session_that_has_ended_are_no_load():
@@ -91,14 +91,14 @@ def test_what_lies_on_a_virtual_device_is_where_that_sits():
 def test_a_function_over_devices_that_were_put_on_two_islands_runs_on_both():
     play = Play("2x1x2")
     play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(1, 1, 0)})
-    (serve,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    (serve,) = play.send(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     assert (type(serve), serve.ranks) == (m.JoinWorld, 2)
 
 
 def test_a_function_over_two_virtual_devices_on_one_device_is_refused():
     play = Play("1x1x2")
     play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(0, 0, 0)})
-    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    (ready,) = play.send(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
     assert "share a physical one" in ready.status.message
 
 

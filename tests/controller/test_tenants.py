@@ -220,8 +220,8 @@ def test_a_host_that_cannot_confine_python_of_tenants_is_refused():
         connection = cluster.connect("worker")
         worker = msgspec.structs.replace(ready(cluster.topology, 0, "unix:/x"), sandbox=mechanisms)
         cluster.receive(connection, worker)
-        said = [each.message for each in cluster.flush() if isinstance(each, a.Send) and each.connection == connection]
-        refusals = [each.status.message for each in said if isinstance(each, m.Refused)]
+        sent = [each.message for each in cluster.flush() if isinstance(each, a.Send) and each.connection == connection]
+        refusals = [each.status.message for each in sent if isinstance(each, m.Refused)]
         assert bool(refusals) is is_refused
         assert all("the kernel has none" in each and "--insecure-sandbox" in each for each in refusals)
 
@@ -236,8 +236,8 @@ def test_why_an_island_was_lost_has_no_name_of_somebody_elses():
     play.session = play.open(token="alice").number
     bob = play.open(token="bob")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("secret_plan", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    (run, _) = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.send(m.RegisterProgram(1, single("secret_plan", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "division by zero in secret.py")))
     for now in range(100, 107):
         play.tick(float(now))

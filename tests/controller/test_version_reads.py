@@ -106,7 +106,7 @@ def test_a_read_on_the_island_of_its_source_sends_nothing() -> None:
     (version,) = play.controller.published.names.versions()
     session = play.session = play.open(token="reader").number
     reader = play.opened(session).reader
-    (run,) = [each for each in play.say(m.ReadVersion(reader, 0, (on(1),), (7,))) if isinstance(each, m.Run)]
+    (run,) = [each for each in play.send(m.ReadVersion(reader, 0, (on(1),), (7,))) if isinstance(each, m.Run)]
     play.done(run.sequence)
     assert play.controller.sessions[session].directory.entries[7].ready
     assert (version.sent, version.passed_on) == (0, 0)
@@ -118,11 +118,11 @@ def test_what_uses_an_array_that_waits_runs_after_it_and_holds_up_nothing_else()
     play.sources()
     play.session = last.session
     play.with_function(1, (6,))
-    play.say(m.RegisterProgram(1, single("use", (on(6),), Call(1, (0,), (on(6),), (6,)))))
-    assert play.say(m.Launch(1, (7,), (8,), ())) == []
+    play.send(m.RegisterProgram(1, single("use", (on(6),), Call(1, (0,), (on(6),), (6,)))))
+    assert play.send(m.Launch(1, (7,), (8,), ())) == []
     play.with_put(2, 6)
     play.report(3, m.FeedsArrived(last.session, (20,)))
-    (put,) = [each for each in play.say(m.Launch(2, (), (9,), (20,))) if isinstance(each, m.Run)]
+    (put,) = [each for each in play.send(m.Launch(2, (), (9,), (20,))) if isinstance(each, m.Run)]
     play.worker(3, m.Done(((put.sequence, 0, 1),)))
     assert play.end(1) == {3: 1}
     for gang in play.running.pop(3):
@@ -203,7 +203,7 @@ def test_another_array_with_the_handle_of_a_copy_is_no_source() -> None:
     play.session = first.session
     play.with_put(2, 2)
     play.report(1, m.FeedsArrived(first.session, (20,)))
-    (run,) = [each for each in play.say(m.Launch(2, (), (7,), (20,))) if isinstance(each, m.Run)]
+    (run,) = [each for each in play.send(m.Launch(2, (), (7,), (20,))) if isinstance(each, m.Run)]
     play.worker(1, m.Done(((run.sequence, 0, 1),)))
     play.read(3)
     assert play.sources() == {3: 0}
@@ -222,7 +222,7 @@ def test_a_copy_in_an_exclusive_slice_feeds_only_its_session() -> None:
     play = Reading()
     session = play.session = play.open(token="reader").number
     reader = play.opened(session).reader
-    replies = play.say(m.AddSlice(1, SliceRequest(2, exclusive=True)))
+    replies = play.send(m.AddSlice(1, SliceRequest(2, exclusive=True)))
     (device, _) = next(each.devices for each in replies if isinstance(each, m.SliceAdded))
     play.proxy(session, m.ReadVersion(reader, 0, (on(device),), (7,)))
     assert play.sources() == {1: 0}
@@ -235,13 +235,13 @@ def test_a_reader_with_one_of_its_arrays_on_the_publishers_island_counts_as_one_
     play = Reading()
     play.session = play.open(token="trainer").number
     play.array(10)
-    play.say(m.RegisterProgram(5, play.view_program))
+    play.send(m.RegisterProgram(5, play.view_program))
     views = []
     for _ in range(2):
         view, sequence = play.view()
         views.append(view)
         play.done(sequence)
-    play.say(m.Publish(play.request(), "policy", 2, tuple(views), ("w", "checksums")))
+    play.send(m.Publish(play.request(), "policy", 2, tuple(views), ("w", "checksums")))
     play.flush()
     sessions = [play.open(token="reader").number for _ in range(3)]
     readers = [play.opened(each).reader for each in sessions]
@@ -312,7 +312,7 @@ def test_a_version_that_is_closed_and_replaced_exists_until_its_reads_begin() ->
         play.proxy(each.session, m.CloseVersion(each.reader))
     play.session = play.open(token="trainer").number
     play.array(10)
-    play.say(m.RegisterProgram(5, play.view_program))
+    play.send(m.RegisterProgram(5, play.view_program))
     play.complete(keep=1)
     assert len(list(play.controller.published.names.versions())) == 2
     assert play.end(1) == {3: 1}
@@ -384,7 +384,7 @@ class ReadingParts(Reading):
             view, sequence = self.view()
             views.append(view)
             self.done(sequence)
-        self.say(m.Publish(self.request(), "policy", 2, tuple(views), tuple(map(str, views))))
+        self.send(m.Publish(self.request(), "policy", 2, tuple(views), tuple(map(str, views))))
         self.flush()
 
     def read_part(self, island: int, first: int, count: int, is_original: bool = False) -> dict[int, int]:
@@ -461,8 +461,8 @@ def _donate(play: Reading, reader: Reader, result: int) -> int:
     device = 2 * reader.island
     play.with_function(90, (device,))
     call = Call(90, (0,), (on(device),), (device,), donated=(0,))
-    play.say(m.RegisterProgram(90, single("step", (on(device),), call)))
-    play.say(m.Launch(90, (7,), (result,), ()))
+    play.send(m.RegisterProgram(90, single("step", (on(device),), call)))
+    play.send(m.Launch(90, (7,), (result,), ()))
     return play.controller.ledger.used[reader.island, 0]
 
 

@@ -23,9 +23,9 @@ def launched(play: Trainer, count: int) -> tuple[tuple[int, ...], int]:
     """Launch a program that makes views of array 10. Return their handles, and the sequence number of the run."""
     whole = (0, 1, 1)
     views = Rearrange((0,), (on(0),) * count, tuple(Mapping(0, i, whole, whole) for i in range(count)))
-    play.say(m.RegisterProgram(9, single("publish", (on(0),), views)))
+    play.send(m.RegisterProgram(9, single("publish", (on(0),), views)))
     handles = tuple(range(1000, 1000 + count))
-    (run,) = runs(play.say(m.Launch(9, (10,), handles, ())))
+    (run,) = runs(play.send(m.Launch(9, (10,), handles, ())))
     return handles, run.sequence
 
 
@@ -38,9 +38,9 @@ def with_version(**settings: Any) -> Trainer:
     play = Trainer(**settings)
     handles, sequence = launched(play, COUNT)
     play.done(sequence)
-    play.say(publication(play, handles))
+    play.send(publication(play, handles))
     assert len(play.vault.directory.entries) == COUNT
-    play.say(m.Release((10,)))
+    play.send(m.Release((10,)))
     return play
 
 
@@ -114,7 +114,7 @@ def waiting(sessions: int, **settings: Any) -> Trainer:
         handles = tuple(range(100, 130))
         for handle in handles:
             play.proxy(play.session, m.Launch(2, (), (handle,), (handle,)))
-        (reply,) = play.say(publication(play, handles, f"policy-{play.session}"))
+        (reply,) = play.send(publication(play, handles, f"policy-{play.session}"))
         assert reply.status.ok, reply.status
     play.outbox()
     return play

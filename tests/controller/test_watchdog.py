@@ -32,7 +32,7 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     play = Play("1x1x2")
     play.with_call(name="f")
     play.array(7)
-    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    (run,) = runs(play.send(m.Launch(1, (7,), (8,), ())))
     assert pass_time(play, 55) == []
     (text,) = pass_time(play, 200, 55)
     assert text.startswith("f has run on host 0 of island 0 for ")
@@ -40,7 +40,7 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     assert [(each.text, each.session, each.island) for each in events(play)] == [(text, play.session, 0)]
     assert play.controller.resources.islands[0].restarts == 0
     play.done(run.sequence)
-    (again,) = runs(play.say(m.Launch(1, (7,), (9,), ())))
+    (again,) = runs(play.send(m.Launch(1, (7,), (9,), ())))
     assert pass_time(play, 240, 200) == [], "the next one has its own deadline"
     play.done(again.sequence)
 
@@ -57,13 +57,13 @@ def test_a_gang_is_reported_if_it_runs_beside_the_callback_of_another_session_an
     sessions = []
     for calls_client in (True, False):
         play.session = play.open().number
-        play.say(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
+        play.send(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
         (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
         play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=calls_client))
         places = tuple(range(devices))
         call = Call(1, (), (on(*places),), places)
-        play.say(m.RegisterProgram(1, single("callback" if calls_client else "loop", (), call)))
-        play.say(m.Launch(1, (), (8,), ()))
+        play.send(m.RegisterProgram(1, single("callback" if calls_client else "loop", (), call)))
+        play.send(m.Launch(1, (), (8,), ()))
         sessions.append(play.session)
     pass_time(play, 100)
     callback, loop = sessions
@@ -76,12 +76,12 @@ def test_a_gang_is_reported_if_it_runs_beside_the_callback_of_another_session_an
 
 def test_python_that_a_gang_calls_is_named_before_its_worker():
     play = Play("1x1x2")
-    play.say(m.RegisterFunction(1, "content", 900, ((0,),)))
+    play.send(m.RegisterFunction(1, "content", 900, ((0,),)))
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
     play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=True))
     play.with_call(name="f")
     play.array(7)
-    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    (run,) = runs(play.send(m.Launch(1, (7,), (8,), ())))
     (text,) = pass_time(play, 100)
     assert text.endswith(
         " s: it calls Python in its client's process, which may not have returned; "
@@ -111,7 +111,7 @@ def test_a_delayed_upload_whose_bytes_do_not_come_is_owed_by_its_client():
 def test_a_launch_whose_bytes_do_not_come_is_owed_by_its_client():
     play = Play("1x1x2")
     play.with_put()
-    play.say(m.Launch(2, (), (8,), (500,)))
+    play.send(m.Launch(2, (), (8,), (500,)))
     (text,) = pass_time(play, 120)
     assert "a launch has waited for bytes on island 0 for " in text
     assert text.endswith("its client has not sent the bytes")
@@ -119,9 +119,9 @@ def test_a_launch_whose_bytes_do_not_come_is_owed_by_its_client():
 
 def test_a_compilation_and_a_query_are_owed_by_the_worker():
     play = Play("1x1x2")
-    play.say(m.RegisterFunction(1, "content", 900, ((0,),)))
+    play.send(m.RegisterFunction(1, "content", 900, ((0,),)))
     compiles = play.report(0, m.FeedsArrived(play.session, (900,)))
-    play.say(m.Query(5, m.QueryKind.MEMORY, 0, -1, b""))
+    play.send(m.Query(5, m.QueryKind.MEMORY, 0, -1, b""))
     late = pass_time(play, 120)
     assert len(late) == 2
     assert "the compilation of function 1 has taken " in late[0]
@@ -135,7 +135,7 @@ def test_a_compilation_and_a_query_are_owed_by_the_worker():
 def test_it_is_in_the_log():
     play = Play("1x1x2")
     play.with_put()
-    play.say(m.Launch(2, (), (8,), (500,)))
+    play.send(m.Launch(2, (), (8,), (500,)))
     logged: list[str] = []
     for now in range(1, 121):
         play.tick(float(now))
@@ -165,7 +165,7 @@ class LostCompilation(Play):
 
     def __init__(self) -> None:
         super().__init__("1x1x2")
-        self.say(m.RegisterFunction(1, "content of f", 900, ((0,),)))
+        self.send(m.RegisterFunction(1, "content of f", 900, ((0,),)))
         (self.compile,) = self.report(0, m.FeedsArrived(self.session, (900,)))
         self.asked: list[str] = []
 
@@ -191,7 +191,7 @@ def test_a_lost_compilation_is_requested_again_from_its_session():
     play = LostCompilation()
     sent = play.pass_time(25, m.CompileStage.UNKNOWN)
     assert sent == [m.DropFeed(play.session, 900), m.SendSources(((1, (0,)),))]
-    assert play.say(m.Recompile(1, 901)) == []
+    assert play.send(m.Recompile(1, 901)) == []
     (again,) = play.report(0, m.FeedsArrived(play.session, (901,)))
     assert (again.function, again.feed) == (play.compile.function, 901)
     answered = play.report(0, m.Compiled(again.function, OK, b"", 0.1, False))
@@ -206,7 +206,7 @@ def test_a_compilation_that_is_lost_again_and_again_fails_with_its_host():
         failed = [each for each in sent if isinstance(each, m.FunctionReady)]
         if failed:
             break
-        play.say(m.Recompile(1, number))
+        play.send(m.Recompile(1, number))
         play.report(0, m.FeedsArrived(play.session, (number,)))
     assert failed
     assert failed[0].status.code == Code.UNAVAILABLE
@@ -234,7 +234,7 @@ def test_a_worker_stops_a_compilation_without_progress_also_while_a_program_uses
     play = LostCompilation()
     play.report(0, m.Compiled(play.compile.function, OK, b"", 0.1, False))
     play.with_call()
-    play.say(m.Recompile(1, 901))
+    play.send(m.Recompile(1, 901))
     play.report(0, m.FeedsArrived(play.session, (901,)))
     stopped, failed = play.pass_time(650, m.CompileStage.COMPILING, 5)
     assert stopped == m.StopCompiling(play.compile.function)

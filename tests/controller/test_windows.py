@@ -26,7 +26,7 @@ def playing() -> Play:
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.RegisterProgram(CHAIN, LARGE))
+    play.send(m.RegisterProgram(CHAIN, LARGE))
     return play
 
 
@@ -44,7 +44,7 @@ def test_a_launch_that_takes_less_than_it_costs_ends_its_session(program, takes,
     play = playing()
     other = play.open().number
     play.outbox()
-    (closing,) = closings(play.say(m.Launch(program, (10,), (11,), (), credits=takes - less)))
+    (closing,) = closings(play.send(m.Launch(program, (10,), (11,), (), credits=takes - less)))
     assert f"a launch of program {program} takes {takes} of its session's window" in closing
     assert set(play.controller.sessions) == {other}
 
@@ -52,18 +52,18 @@ def test_a_launch_that_takes_less_than_it_costs_ends_its_session(program, takes,
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_launch_that_takes_what_it_costs_or_more_runs(more):
     play = playing()
-    assert runs(play.say(m.Launch(CHAIN, (10,), (11,), (), credits=TAKES + more)))
+    assert runs(play.send(m.Launch(CHAIN, (10,), (11,), (), credits=TAKES + more)))
     assert play.controller.sessions[play.session].credits == TAKES + more
 
 
 def test_a_programs_number_that_is_released_and_used_again_costs_what_it_stands_for_now():
     play = playing()
-    play.say(m.ReleaseProgram(CHAIN))
+    play.send(m.ReleaseProgram(CHAIN))
     play.with_call(CHAIN)
-    assert len(runs(play.say(m.Launch(CHAIN, (10,), (11,), ())))) == 1
-    play.say(m.ReleaseProgram(1))
-    play.say(m.RegisterProgram(1, LARGE))
-    assert len(closings(play.say(m.Launch(1, (10,), (12,), ())))) == 1
+    assert len(runs(play.send(m.Launch(CHAIN, (10,), (11,), ())))) == 1
+    play.send(m.ReleaseProgram(1))
+    play.send(m.RegisterProgram(1, LARGE))
+    assert len(closings(play.send(m.Launch(1, (10,), (12,), ())))) == 1
 
 
 def large(program: Program) -> Program:
@@ -80,17 +80,17 @@ def test_a_node_that_depends_on_data_costs_what_all_of_its_programs_do(position,
     play = Chooser()
     near = play.controller.sessions[play.session].definitions[BRANCHES[0]]
     # Register the program after the node that names it, because the cost of a launch is determined when it arrives.
-    play.say(m.ReleaseProgram(BRANCHES[position]))
+    play.send(m.ReleaseProgram(BRANCHES[position]))
     play.register(BRANCHES[position], large(near))
-    said = play.say(m.Launch(SWITCH, (11, 10), (20,), (), credits=credits))
-    assert (len(closings(said)), len(runs(said))) == ((1, 0) if credits == 1 else (0, 1))
+    replies = play.send(m.Launch(SWITCH, (11, 10), (20,), (), credits=credits))
+    assert (len(closings(replies)), len(runs(replies))) == ((1, 0) if credits == 1 else (0, 1))
 
 
 @pytest.mark.parametrize("credits", [1, 2])
 def test_a_loop_costs_what_all_of_its_programs_do(credits):
     play = Chooser()
     views = tuple(view(0, on(0)) for _ in range(NODES_PER_CREDIT))
-    play.say(m.ReleaseProgram(FIRST))
+    play.send(m.ReleaseProgram(FIRST))
     play.register(FIRST, Program("first", (on(0), NUMBER), (*views, Report((1,))), ()))
-    said = play.say(m.Launch(LOOP, (10, 11), (20, 21), (), credits=credits))
-    assert (len(closings(said)), len(runs(said))) == ((1, 0) if credits == 1 else (0, 1))
+    replies = play.send(m.Launch(LOOP, (10, 11), (20, 21), (), credits=credits))
+    assert (len(closings(replies)), len(runs(replies))) == ((1, 0) if credits == 1 else (0, 1))

@@ -54,7 +54,7 @@ class Client:
         self.next += 1
         return self.next
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         self.world.cluster.proxy(self.number, message)
 
     def handle(self, message: Any) -> None:
@@ -70,7 +70,7 @@ class Client:
                 self.uploads = [each for each in self.uploads if each[0] not in hosts] + again
                 self.sent = [each for each in self.sent if each[0] not in hosts]
                 named = tuple(each for each in again if each[1] not in unsent)
-                self.say(m.FailureAcknowledged(hosts, named, tuple(sorted(unsent))))
+                self.send(m.FailureAcknowledged(hosts, named, tuple(sorted(unsent))))
             case m.HostsRestarted(hosts=addresses):
                 back = {host for host, _ in addresses}
                 self.lost -= back
@@ -79,7 +79,7 @@ class Client:
                     hosts = sorted({locations[device].host for device in devices} & back)
                     if hosts:
                         feed = self.fresh()
-                        self.say(m.Recompile(function, feed))
+                        self.send(m.Recompile(function, feed))
                         self.uploads.extend((host, feed) for host in hosts)
             case m.Awaited(wait=wait, status=status):
                 assert wait not in self.outcomes, "each wait is answered once"
@@ -104,7 +104,7 @@ class Client:
     def program(self, body: Program) -> int:
         if body not in self.programs:
             number = self.programs[body] = self.fresh()
-            self.say(m.RegisterProgram(number, body))
+            self.send(m.RegisterProgram(number, body))
         return self.programs[body]
 
     def name(self, kind: str) -> str:
@@ -126,13 +126,13 @@ class Client:
         taint = taint - late
         if "doomed" in body.name:
             taint = taint | {body.name}
-        self.say(m.Launch(number, arguments, tuple(results), feeds, contents=contents))
+        self.send(m.Launch(number, arguments, tuple(results), feeds, contents=contents))
         self.launched += 1
         for handle in results:
             self.taint[handle], self.maybe[handle] = taint, maybe
             self.unreleased.add(handle)
         if "doomed" in body.name or self.rng.random() < 0.1:
-            self.say(m.ReleaseProgram(self.programs.pop(body)))
+            self.send(m.ReleaseProgram(self.programs.pop(body)))
         return results
 
     def some_array(self) -> int | None:
@@ -174,7 +174,7 @@ class Client:
         while devices not in self.functions:  # a compilation may fail
             function, feed = self.fresh(), self.fresh()
             self.functions[devices] = function
-            self.say(m.RegisterFunction(function, "content", feed, (devices,)))
+            self.send(m.RegisterFunction(function, "content", feed, (devices,)))
             self.world.compile(self.number, function, feed)
         return self.functions[devices]
 
@@ -248,7 +248,7 @@ class Client:
         if handle is not None:
             number = self.fresh()
             self.waits[number] = handle
-            self.say(m.Await(number, (handle,)))
+            self.send(m.Await(number, (handle,)))
 
     def release(self, handle: int | None = None) -> None:
         if handle is None and self.unreleased:
@@ -256,7 +256,7 @@ class Client:
         if handle is not None:
             self.unreleased.remove(handle)
             self.arrays.pop(handle, None)
-            self.say(m.Release((handle,)))
+            self.send(m.Release((handle,)))
 
     def upload(self) -> None:
         there = [upload for upload in self.uploads if upload[0] not in self.lost]

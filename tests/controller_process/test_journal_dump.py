@@ -73,7 +73,7 @@ def play() -> Secrets:
 
 
 def work(play: Play) -> None:
-    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    (run,) = runs(play.send(m.Launch(1, (7,), (8,), ())))
     play.done(run.sequence)
     play.tick(1.0)
     play.connect("operator", token="a wrong one")
@@ -111,7 +111,7 @@ def test_a_dump_has_no_secret(play: Secrets, tmp_path: Path) -> None:
 
 def test_a_dump_has_no_contents_of_arrays(play: Secrets, tmp_path: Path) -> None:
     play.with_put(3)
-    play.say(m.Launch(3, (), (20,), (600,), contents=b"SECRETS!"))
+    play.send(m.Launch(3, (), (20,), (600,), contents=b"SECRETS!"))
     for number in range(40):  # more than are handled at once, so that some wait in the inbox
         play.proxy(play.session, m.Launch(3, (), (30 + number,), (700 + number,), contents=b"SECRETS!"))
     journal, _ = journaled(play, tmp_path / "journal")

@@ -61,7 +61,7 @@ class Peer:
         """Return the next message as a list that starts with its tag, or None after the connection was closed."""
         return await asyncio.wait_for(self.inbox.get(), 10)
 
-    def said(self) -> list[Any]:
+    def output(self) -> list[Any]:
         """Return the messages that have arrived since the last call of `next`."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
@@ -177,7 +177,7 @@ def test_a_controller_whose_engine_has_ended_leaves_its_journal_if_another_engin
         await asyncio.wait_for(running, 10)
         if not continues:
             assert await worker.next_of(31) is not None, "it ends with the cluster"
-        assert all(message is None or message[0] != 31 for message in worker.said())
+        assert all(message is None or message[0] != 31 for message in worker.output())
         worker.connection.close()
 
     with subprocess.Popen(["sleep", "60"]) as engine:

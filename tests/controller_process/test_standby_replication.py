@@ -120,11 +120,11 @@ class Scene:
 
     def __init__(self, journal: Any, lease: NamedStandby | None = None) -> None:
         self.journal = journal
-        self.told: list[tuple[str, ...]] = []
+        self.sent: list[tuple[str, ...]] = []
         self.reports: list[bytes] = []
         self.lease: Any = lease
         self.replication = StandbyReplication(
-            CONTROLLER, lambda: journal, self.reports.append, self.told.append, CONNECTIONS, lease=self.lease
+            CONTROLLER, lambda: journal, self.reports.append, self.sent.append, CONNECTIONS, lease=self.lease
         )
         self.connect(ADDRESS)
 
@@ -233,13 +233,13 @@ def test_a_standby_whose_snapshot_will_never_be_written_is_dropped():
 def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over():
     async def scene(made: Scene) -> None:
         await made.relied_on()
-        assert made.told == [(ADDRESS,)]
+        assert made.sent == [(ADDRESS,)]
         made.standby.on_lost("it was frozen")
         await asyncio.sleep(SUSPICION_SECONDS - 0.1)
         assert made.replication.takeover_suspicion() == f"the standby at {ADDRESS} may have taken over: it is silent"
-        assert made.told == [(ADDRESS,)]
+        assert made.sent == [(ADDRESS,)]
         await asyncio.sleep(0.2)
-        assert made.told == [(ADDRESS,), ()]
+        assert made.sent == [(ADDRESS,), ()]
         assert not made.replication.takeover_suspicion()
 
     played(scene)
@@ -254,9 +254,9 @@ def test_a_lost_standby_is_forgotten_although_another_one_copies():
         made.standby.on_lost("its machine is lost")
         made.connect(OTHER_ADDRESS)
         await asyncio.sleep(SUSPICION_SECONDS - 0.1)
-        assert (made.told, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
+        assert (made.sent, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
         await asyncio.sleep(0.2)
-        assert (made.told, lease.named_standby) == ([(ADDRESS,), ()], "")
+        assert (made.sent, lease.named_standby) == ([(ADDRESS,), ()], "")
 
     played(scene, lease=lease)
 
@@ -268,9 +268,9 @@ def test_the_loss_of_another_standby_does_not_shorten_the_time_for_which_the_fir
         made.connect(OTHER_ADDRESS)
         made.standby.on_lost("it had no complete copy")
         await asyncio.sleep(SUSPICION_SECONDS - 0.1)
-        assert made.told == [(ADDRESS,)]
+        assert made.sent == [(ADDRESS,)]
         await asyncio.sleep(0.2)
-        assert made.told == [(ADDRESS,), ()]
+        assert made.sent == [(ADDRESS,), ()]
 
     played(scene)
 
@@ -283,7 +283,7 @@ def test_a_standby_that_connects_again_is_not_forgotten():
         made.standby.on_lost("its connection was interrupted")
         made.connect(ADDRESS)
         await asyncio.sleep(SUSPICION_SECONDS + 1.0)
-        assert (made.told, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
+        assert (made.sent, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
 
     played(scene, lease=lease)
 
@@ -307,9 +307,9 @@ def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up():
         made.standby.on_link(Acknowledge(1, 0))  # the standby has loaded the snapshot, and is busy with later messages
         await asyncio.sleep(30.0)
         assert not made.standby.is_aborted
-        assert (made.told, made.reports) == ([], [])
+        assert (made.sent, made.reports) == ([], [])
         await made.relied_on()
-        assert made.told == [(ADDRESS,)]
+        assert made.sent == [(ADDRESS,)]
 
     played(scene)
 
@@ -332,7 +332,7 @@ def test_a_standby_that_falls_silent_is_dropped_and_then_unknown():
         await asyncio.sleep(3.0)
         assert made.standby.is_aborted
         await asyncio.sleep(SUSPICION_SECONDS)
-        assert made.told == [(ADDRESS,), ()]
+        assert made.sent == [(ADDRESS,), ()]
 
     played(scene)
 

@@ -277,19 +277,19 @@ def test_a_controller_without_its_lease_drops_an_agent_instead_of_forwarding_a_m
     async def scene(pair: Pair, leases: Leases) -> None:
         engine = await Peer.open(pair.first, "engine")
         await until_async(lambda: pair.shell.controller.connections.engine is not None)
-        told: list[Any] = []
+        received: list[Any] = []
         lost: list[str] = []
-        agent = await connect(pair.first, Any, told.append, lost.append, name="the controller")
+        agent = await connect(pair.first, Any, received.append, lost.append, name="the controller")
         agent.send(m.Hello(m.PROTOCOL, "agent", "", 1, "test", "a machine"))
         agent.send(m.AgentSays(b"hello"))
         number = (await engine.next_of(AGENT_SAYS))[2]
         engine.connection.send(m.TellAgent(number, b"one"))
-        await until_async(lambda: [each[2] for each in told] == [b"one"])
+        await until_async(lambda: [each[2] for each in received] == [b"one"])
         leases.frozen.add(leases.first)
         leases.clock.now += RENEW_SECONDS
         engine.connection.send(m.TellAgent(number, b"two"))
         await until_async(lambda: bool(lost))
-        assert len(told) == 1
+        assert len(received) == 1
         for each in (engine.connection, agent):
             each.close()
         pair.shell.stop()

@@ -74,17 +74,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool],
         text=True,
         timeout=300,
     )
-    said = re.findall(r"^(PASSED|FAILED|ERROR) (\S+?\.py)", ran.stdout, re.MULTILINE)
-    passed, not_passed = ({path for word, path in said if (word == "PASSED") == is_one} for is_one in (True, False))
+    output = re.findall(r"^(PASSED|FAILED|ERROR) (\S+?\.py)", ran.stdout, re.MULTILINE)
+    passed, not_passed = ({path for word, path in output if (word == "PASSED") == is_one} for is_one in (True, False))
     return {path: path in passed and path not in not_passed for path in tests}, ran.stdout[-8000:]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("guide", EXTENSIONS)
 def test_the_extension_of_a_guide_works(guide: str, outcomes: tuple[dict[str, bool], str]) -> None:
-    passes, said = outcomes
+    passes, output = outcomes
     (test,) = [block.path for block in blocks(guide) if block.path.startswith("tests/")]
-    assert passes[test], said
+    assert passes[test], output
 
 
 @pytest.mark.parametrize("guide", EXTENSIONS)

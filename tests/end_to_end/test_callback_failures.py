@@ -204,13 +204,13 @@ def raises_while_the_other_device_waits() -> list[str]:
     zero, one = jax.device_put(np.arange(2.0), sharding), jax.device_put(np.arange(1.0, 3.0), sharding)
     result = step(zero)
     after = jax.jit(lambda x: x + 1)(result)
-    said = []
+    output = []
     for read in (lambda: after, lambda: result, lambda: result + 1, lambda: step(one) * 10):
         try:
-            said.append(str(np.asarray(read())))
+            output.append(str(np.asarray(read())))
         except jax.errors.JaxRuntimeError as error:
-            said.append(str(error))
-    return said
+            output.append(str(error))
+    return output
 
 
 def reads_of_a_run_that_fails_on_the_other_device() -> list[str]:
@@ -230,15 +230,15 @@ def reads_of_a_run_that_fails_on_the_other_device() -> list[str]:
 
     zero = jax.device_put(np.arange(2.0), jax.sharding.NamedSharding(mesh, jax.P("x")))
     dependent = jax.jit(lambda x: x + 1)
-    said = []
+    output = []
     for _ in range(10):
         result = step(zero)
         for read in (lambda result=result: dependent(result), lambda result=result: result):
             try:
-                said.append(str(np.asarray(read())))
+                output.append(str(np.asarray(read())))
             except jax.errors.JaxRuntimeError as error:
-                said.append("failed" if "ValueError: not on the first device" in str(error) else str(error))
-    return said
+                output.append("failed" if "ValueError: not on the first device" in str(error) else str(error))
+    return output
 
 
 def donates_what_a_callback_reads() -> float:
@@ -342,9 +342,9 @@ def test_a_device_whose_callback_raises_leaves_no_other_waiting(
 ) -> None:
     other = start_python(ATOLL_ADDRESS=standing.address)
     other.call(keeps_an_array)
-    said = user.call(raises_while_the_other_device_waits)
-    assert ["ValueError: not on the first device" in each for each in said] == [True, True, True, False], said
-    assert said[3] == "[30.]"
+    output = user.call(raises_while_the_other_device_waits)
+    assert ["ValueError: not on the first device" in each for each in output] == [True, True, True, False], output
+    assert output[3] == "[30.]"
     assert other.call(reads_what_it_kept) == [1.0, 2.0, 3.0, 4.0], "the island's arrays are all there"
 
 

@@ -77,9 +77,9 @@ def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_
         assert script.line() == "True 2"
     assert script.process.wait(300) == 0
     script.assert_gone()
-    said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
-    assert len(said) == losses, script.errors()
-    assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)
+    output = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
+    assert len(output) == losses, script.errors()
+    assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in output)
     assert script.errors().count("LOST\nFOUND\n") == losses, script.errors()  # jaxlib logs nothing in between
 
 
@@ -158,5 +158,5 @@ def test_only_the_errors_of_a_script_say_that_the_controller_of_its_embedded_clu
     assert [script.line() for _ in range(3)] == ["True", "True True", "True"], script.errors()
     assert script.process.wait(300) == 0
     script.assert_gone()
-    said = [line for line in script.errors().splitlines() if " atoll engine[" not in line]
-    assert said == ["LOST", "END"], script.errors()
+    output = [line for line in script.errors().splitlines() if " atoll engine[" not in line]
+    assert output == ["LOST", "END"], script.errors()

@@ -25,11 +25,11 @@ GRACE = 3.0
 class Clusters(ConsecutiveClusters):
     def end(self, all_sessions: bool = False) -> list[int]:
         """End the cluster like `atoll down`, and return the persisted sessions."""
-        said = request_stop(parse_address(self.now.address), "", None, all_sessions)
+        output = request_stop(parse_address(self.now.address), "", None, all_sessions)
         self.now.wait()
         assert not self.now.directory.exists()
         self.now.stop()
-        return [number for number, _ in said.persisted]
+        return [number for number, _ in output.persisted]
 
 
 @pytest.fixture

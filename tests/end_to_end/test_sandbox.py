@@ -96,10 +96,10 @@ def readable_for_python(places: list[str]) -> list[str]:
     try:
         look(on_host()).block_until_ready()
     except Exception as error:
-        said = re.search(r"ValueError: found (\[.*?\]) there", str(error), re.DOTALL)
-        if said is None:
+        output = re.search(r"ValueError: found (\[.*?\]) there", str(error), re.DOTALL)
+        if output is None:
             raise
-        return list(ast.literal_eval(said[1]))
+        return list(ast.literal_eval(output[1]))
     raise AssertionError("it did not raise")
 
 
@@ -167,9 +167,9 @@ def test_a_checkpoint_elsewhere_names_the_setting(shared: Shared, ana: RemotePyt
 def test_status_shows_the_mechanisms_of_each_host(shared: Shared) -> None:
     command = [sys.executable, "-m", "atoll.operate.command", "status", "--address", shared.cluster.address]
     environment = {"ATOLL_TOKEN": shared.token("ana"), "PATH": "/usr/bin"}
-    said = subprocess.run([*command, "--security"], env=environment, capture_output=True, text=True, check=True)
-    assert "those granted" in said.stdout
-    said = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, check=True)
-    report = json.loads(said.stdout)
+    output = subprocess.run([*command, "--security"], env=environment, capture_output=True, text=True, check=True)
+    assert "those granted" in output.stdout
+    output = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True, check=True)
+    report = json.loads(output.stdout)
     assert report["python"]["write"] == [str(shared.base / "checkpoints")]
     assert report["islands"][0]["hosts"][0]["sandbox"]["namespaces"] != "none"

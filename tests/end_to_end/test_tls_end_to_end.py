@@ -45,8 +45,8 @@ def data_addresses(cluster: StandingCluster) -> list[Address]:
     """Return the addresses of the workers' data ports, as they report them."""
     join = join_of(cluster)
     dump = request_dump(join.address, "", join)
-    said = [event.message for event, _ in replay(dump.splitlines()) if hasattr(event, "message")]
-    return [parse_address(each.data_address) for each in said if isinstance(each, m.WorkerReady)]
+    output = [event.message for event, _ in replay(dump.splitlines()) if hasattr(event, "message")]
+    return [parse_address(each.data_address) for each in output if isinstance(each, m.WorkerReady)]
 
 
 def start(start_cluster: StartCluster, **settings: Any) -> StandingCluster:
@@ -80,8 +80,8 @@ def test_a_script_with_the_join_string_alone_runs_over_tls(secured: StandingClus
     addresses = data_addresses(secured)
     assert len(addresses) == 2
     assert all(address.tls and not address.is_unix for address in addresses)
-    for said in (str(join_file(secured.directory)), str(join_of(secured))):
-        python = start_python(ATOLL_JOIN=said)
+    for output in (str(join_file(secured.directory)), str(join_of(secured))):
+        python = start_python(ATOLL_JOIN=output)
         assert python.call(from_island_to_island) == (2, 55.0)
         python.close()
     join = join_of(secured)

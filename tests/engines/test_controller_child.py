@@ -37,7 +37,7 @@ options = json.loads(sys.argv[1])
 with open(sys.argv[2], "a") as file:
     file.write("x")
 is_last = os.path.getsize(sys.argv[2]) == {starts}
-os.write(options["ready_fd"], {runs!r} if is_last else {runs!r} + {said!r})
+os.write(options["ready_fd"], {runs!r} if is_last else {runs!r} + {output!r})
 os._exit(0 if is_last else {status})
 """
 
@@ -46,11 +46,11 @@ def test_the_lease_of_a_followed_controller_is_released_in_its_name_when_it_is_k
     etcd = FakeEtcd()
     with etcd.serving():
         lease = f"etcd://{etcd.address}/atoll"
-        said = FOLLOWED + b"tls://two:1\n"
+        output = FOLLOWED + b"tls://two:1\n"
 
         def command(module: str, options: ControllerOptions) -> list[str]:
             open_lease(lease).write(LeaseRecord(options.lease_holder, 3, "tls://two:1"), "")
-            source = f"import os; os.write({options.ready_fd}, {RUNS + said!r}); os.kill(os.getpid(), 9)"
+            source = f"import os; os.write({options.ready_fd}, {RUNS + output!r}); os.kill(os.getpid(), 9)"
             return [sys.executable, "-SEs", "-c", source]
 
         monkeypatch.setattr(controller_child, "command", command)
@@ -95,11 +95,11 @@ def test_the_lease_of_a_controller_that_does_not_end_with_its_cluster_is_release
 
 
 def starts_of(
-    said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch, status: int = FAILED_STATUS
+    output: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch, status: int = FAILED_STATUS
 ) -> tuple[int, str]:
     """Return how often a controller is started that prints this text and fails, and the reason for the end."""
     file = directory / "starts"
-    source = _CONTROLLER.format(starts=STARTS, runs=RUNS, said=said, status=status)
+    source = _CONTROLLER.format(starts=STARTS, runs=RUNS, output=output, status=status)
 
     def command(module: str, options: ControllerOptions) -> list[str]:
         text = f'{{"ready_fd": {options.ready_fd}}}'

@@ -133,7 +133,7 @@ def _play(play: Play) -> Recorded:
 
 def _registered(play: Play, function: int = 1, devices: tuple[int, ...] = (0, 1)) -> str:
     """Register a function whose source has arrived. Return its name on the hosts."""
-    sent = play.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+    sent = play.send(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
     for host in range(play.topology.host_count):
         sent += play.report(host, m.FeedsArrived(play.session, (900 + function,)))
     for each in sent:
@@ -148,12 +148,12 @@ def _compiled(play: Play, function: int, devices: tuple[int, ...]) -> None:
     for host in sorted({play.topology.island_of(device) for device in devices}):
         play.report(host, m.Compiled(name, OK, b"", 0.1, False))
     call = Call(function, (), (on(*devices),), devices)
-    play.say(m.RegisterProgram(function, single("f", (), call)))
+    play.send(m.RegisterProgram(function, single("f", (), call)))
 
 
 def _restart(play: Play, island: int) -> None:
     play.lose(island, "its connection broke")
-    play.say(m.FailureAcknowledged((island,), (), ()))
+    play.send(m.FailureAcknowledged((island,), (), ()))
     play.join_again(island)
 
 
@@ -163,9 +163,9 @@ def _first_compilation_loses_its_island() -> Recorded:
     name = _registered(play)
     play.lose(1, "its connection broke")
     play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
-    play.say(m.Recompile(1, 950))
+    play.send(m.Recompile(1, 950))
     for host in (0, 1):
         play.report(host, m.FeedsArrived(play.session, (950,)))
     for host in (1, 0):
@@ -179,15 +179,15 @@ def _functions_of_lost_islands() -> Recorded:
     _compiled(play, 1, (0, 1))
     _compiled(play, 2, (0,))
     _restart(play, 0)
-    play.say(m.Recompile(2, 950))
+    play.send(m.Recompile(2, 950))
     play.report(0, m.FeedsArrived(play.session, (950,)))
     play.report(0, m.Compiled(play.controller.sessions[play.session].functions[2], OK, b"", 0.1, False))
-    play.say(m.Launch(2, (), (12,), ()))
+    play.send(m.Launch(2, (), (12,), ()))
     play.engine(m.IslandNotRestarted(1, "it failed too often"))
-    play.say(m.FailureAcknowledged((1,), (), ()))
-    play.say(m.Recompile(1, 951))
+    play.send(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.Recompile(1, 951))
     play.report(0, m.FeedsArrived(play.session, (951,)))
-    play.say(m.Launch(2, (), (13,), ()))
+    play.send(m.Launch(2, (), (13,), ()))
     return recorded
 
 
@@ -197,17 +197,17 @@ def _compilation_loses_its_island_again() -> Recorded:
     _compiled(play, 1, (0, 1))
     name = play.controller.sessions[play.session].functions[1]
     _restart(play, 1)
-    play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Recompile(1, 950))
+    play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Recompile(1, 950))
     for host in (0, 1):
         play.report(host, m.FeedsArrived(play.session, (950,)))
     play.report(1, m.Compiled(name, OK, b"", 0.1, False))
     play.lose(1, "its connection broke again")
     play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
-    play.say(m.FailureAcknowledged((1,), (), ()))
-    play.say(m.Launch(1, (), (12,), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.Launch(1, (), (12,), ()))
     play.join_again(1)
-    play.say(m.Recompile(1, 951))
+    play.send(m.Recompile(1, 951))
     for host in (0, 1):
         play.report(host, m.FeedsArrived(play.session, (951,)))
         play.report(host, m.Compiled(name, OK, b"", 0.1, False))
@@ -222,11 +222,11 @@ def _compilation_fails_after_a_restart() -> Recorded:
     name = play.controller.sessions[play.session].functions[2]
     for number, status in enumerate((BROKEN, OK)):
         _restart(play, 1)
-        play.say(m.Launch(2, (), (11 + number,), ()))
-        play.say(m.Recompile(2, 950 + number))
+        play.send(m.Launch(2, (), (11 + number,), ()))
+        play.send(m.Recompile(2, 950 + number))
         play.report(1, m.FeedsArrived(play.session, (950 + number,)))
         play.report(1, m.Compiled(name, status, b"", 0.1, False))
-        play.say(m.Launch(2, (), (13 + number,), ()))
+        play.send(m.Launch(2, (), (13 + number,), ()))
     return recorded
 
 
@@ -234,13 +234,13 @@ def _one_function_under_two_numbers() -> Recorded:
     play = Play("1x1x2")
     recorded = _play(play)
     for number in (1, 2):
-        play.say(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
+        play.send(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
         for each in play.report(0, m.FeedsArrived(play.session, (900 + number,))):
             play.report(0, m.Compiled(each.function, OK, b"", 0.1, False))
-    play.say(m.RegisterProgram(2, single("f", (), Call(2, (), (on(0),), (0,)))))
+    play.send(m.RegisterProgram(2, single("f", (), Call(2, (), (on(0),), (0,)))))
     _restart(play, 0)
-    play.say(m.ReleaseFunction(1))
-    play.say(m.Launch(2, (), (12,), ()))
+    play.send(m.ReleaseFunction(1))
+    play.send(m.Launch(2, (), (12,), ()))
     return recorded
 
 
@@ -250,16 +250,16 @@ def _arrays_on_several_islands_are_lost() -> Recorded:
     _compiled(play, 1, (0, 1, 2))
     _compiled(play, 2, (0,))
     for handle in range(11, 14):
-        sent = play.say(m.Launch(1, (), (handle,), ()))
+        sent = play.send(m.Launch(1, (), (handle,), ()))
         for host, run in enumerate([each for each in sent if type(each) is m.Run]):
             play.done(run.sequence, host=host)
-    sent = play.say(m.Launch(1, (), (14,), ()))
+    sent = play.send(m.Launch(1, (), (14,), ()))
     first = next(each for each in sent if type(each) is m.Run)
     play.done(first.sequence)
     _restart(play, 1)
-    play.say(m.Release((11, 12)))
+    play.send(m.Release((11, 12)))
     for handle in range(15, 20):
-        play.say(m.Launch(2, (), (handle,), ()))
+        play.send(m.Launch(2, (), (handle,), ()))
     play.report(2, m.Failed(first.sequence + 2, BROKEN))
     return recorded
 
@@ -310,9 +310,9 @@ def _versions() -> Recorded:
         trainer.complete()
     whole, handles = (0, 1, 1), tuple(range(1000, 1300))
     views = Rearrange((0,), (on(0),) * len(handles), tuple(Mapping(0, i, whole, whole) for i in range(len(handles))))
-    trainer.say(m.RegisterProgram(9, single("publish", (on(0),), views)))
-    sent = trainer.say(m.Launch(9, (10,), handles, ()))
-    trainer.say(m.Publish(trainer.request(), "policy", 2, handles, tuple(map(str, handles))))
+    trainer.send(m.RegisterProgram(9, single("publish", (on(0),), views)))
+    sent = trainer.send(m.Launch(9, (10,), handles, ()))
+    trainer.send(m.Publish(trainer.request(), "policy", 2, handles, tuple(map(str, handles))))
     trainer.done(next(each for each in sent if type(each) is m.Run).sequence)
     trainer.operator(m.RemoveArraysRequest("trainer/policy", 4))
     trainer.outbox()

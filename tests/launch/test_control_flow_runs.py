@@ -45,7 +45,7 @@ class Chooser(Play):
         )
         self.register(BRANCHES[0], single("near", (on(0),), near))
         self.register(BRANCHES[1], Program("far", (on(0),), far, (3,)))
-        self.say(m.RegisterSwitch(SWITCH, INDEX, BRANCHES))
+        self.send(m.RegisterSwitch(SWITCH, INDEX, BRANCHES))
         both = (on(0), NUMBER)
         self.register(FIRST, Program("first", both, (Report((1,)),), ()))
         body = (near, Call(1, (1,), (NUMBER,), (0,)), Report((3,)))
@@ -53,15 +53,15 @@ class Chooser(Play):
         consumes = Call(1, (0,), (on(0),), (0,), donated=(0,))
         self.register(FOLLOWING, Program("following", both, (consumes, *body[1:]), (2, 3)))
         self.register(LAST, Program("last", both, (view(0, on(0)), view(1, NUMBER)), (2, 3)))
-        self.say(m.RegisterLoop(LOOP, 0, FIRST, BEGINS, FOLLOWING, LAST))
+        self.send(m.RegisterLoop(LOOP, 0, FIRST, BEGINS, FOLLOWING, LAST))
         self.with_call(3)
 
     def register(self, number: int, program: Program) -> None:
-        self.say(m.RegisterProgram(number, program))
+        self.send(m.RegisterProgram(number, program))
 
     def switch(self, result: int = 20) -> int:
         """Launch the switch. Return the sequence of the gang that reports the number."""
-        (run,) = self.say(m.Launch(SWITCH, (11, 10), (result,), ()))
+        (run,) = self.send(m.Launch(SWITCH, (11, 10), (result,), ()))
         return int(run.sequence)
 
     def number(self, sequence: int, value: int) -> list[Any]:
@@ -96,8 +96,8 @@ def test_a_branch_is_dispatched_when_its_number_is_known_and_one_out_of_range_is
 def test_only_what_depends_on_it_waits_for_the_number():
     play = Chooser()
     sequence = play.switch()
-    assert play.say(m.Launch(3, (20,), (21,), ())) == [], "needs the result"
-    (independent,) = play.say(m.Launch(3, (10,), (22,), ()))
+    assert play.send(m.Launch(3, (20,), (21,), ())) == [], "needs the result"
+    (independent,) = play.send(m.Launch(3, (10,), (22,), ()))
     assert independent.results == (22,)
     play.done(sequence, independent.sequence)
     chosen, dependent = runs(play.number(sequence, 0))
@@ -110,14 +110,14 @@ def test_a_branch_comes_before_what_was_launched_later():
     play = Chooser()
     play.with_call(4, donated=(0,))
     sequence = play.switch()
-    assert play.say(m.Launch(4, (10,), (22,), ())) == []
+    assert play.send(m.Launch(4, (10,), (22,), ())) == []
     assert [run.results for run in runs(play.number(sequence, 0))] == [(20,), (22,)]
 
 
 def test_results_are_ready_and_the_credit_returns_when_the_branch_has_ended():
     play = Chooser()
     sequence = play.switch()
-    play.say(m.Await(5, (20,)))
+    play.send(m.Await(5, (20,)))
     assert play.done(sequence) == [], "the number may arrive later than the end, through a relay"
     (run,) = runs(play.number(sequence, 0))
     assert play.done(run.sequence) == [m.Awaited(5, OK), m.CreditReturned(1)]
@@ -127,9 +127,9 @@ def test_results_are_ready_and_the_credit_returns_when_the_branch_has_ended():
 def test_a_number_that_fails_fails_the_results_and_what_needs_them():
     play = Chooser()
     sequence = play.switch()
-    play.say(m.Launch(3, (20,), (21,), ()))
-    (other,) = play.say(m.Launch(3, (10,), (22,), ()))
-    play.say(m.Await(5, (21,)))
+    play.send(m.Launch(3, (20,), (21,), ()))
+    (other,) = play.send(m.Launch(3, (10,), (22,), ()))
+    play.send(m.Await(5, (21,)))
     sent = play.report(0, m.Failed(sequence, BROKEN))
     assert sent == [m.Awaited(5, BROKEN)]
     assert play.done(other.sequence) == [m.CreditReturned(3)]
@@ -139,7 +139,7 @@ def test_a_number_that_fails_fails_the_results_and_what_needs_them():
 def test_what_is_released_before_the_number_is_known_stays_until_the_branch_has_it():
     play = Chooser()
     sequence = play.switch()
-    assert frees(play.say(m.Release((10, 11, 20)))) == []
+    assert frees(play.send(m.Release((10, 11, 20)))) == []
     sent = play.number(sequence, 0)
     assert runs(sent)[0].arguments == (10,)
     assert sorted(frees(sent)) == [10, 11, 20]
@@ -150,9 +150,9 @@ def test_what_is_released_before_the_number_is_known_stays_until_the_branch_has_
 def test_programs_that_are_released_meanwhile_stay_until_the_node_is_over():
     play = Chooser()
     sequence = play.switch()
-    assert play.say(m.ReleaseProgram(SWITCH)) == []
+    assert play.send(m.ReleaseProgram(SWITCH)) == []
     for program in (INDEX, *BRANCHES):
-        assert play.say(m.ReleaseProgram(program)) == []
+        assert play.send(m.ReleaseProgram(program)) == []
     sent = play.number(sequence, 0)
     assert [type(each) for each in sent][-1] is m.DropPlan
     assert len([each for each in sent if isinstance(each, m.DropPlan)]) == 4, "three plans, one of them on two hosts"
@@ -160,7 +160,7 @@ def test_programs_that_are_released_meanwhile_stay_until_the_node_is_over():
 
 def test_a_loop_goes_on_while_the_number_is_not_0_and_keeps_one_round_of_arrays():
     play = Chooser()
-    (first,) = play.say(m.Launch(LOOP, (10, 11), (20, 21), ()))
+    (first,) = play.send(m.Launch(LOOP, (10, 11), (20, 21), ()))
     one = play.round(first.sequence, 1)
     assert one.arguments == (10, 11)
     two = play.round(one.sequence + 2, 1)
@@ -175,7 +175,7 @@ def test_a_loop_goes_on_while_the_number_is_not_0_and_keeps_one_round_of_arrays(
 
 def test_a_loop_that_does_not_begin_gives_what_it_was_given():
     play = Chooser()
-    (first,) = play.say(m.Launch(LOOP, (10, 11), (20, 21), ()))
+    (first,) = play.send(m.Launch(LOOP, (10, 11), (20, 21), ()))
     (last,) = runs(play.number(first.sequence, 0))
     assert (last.arguments, last.results) == ((10, 11), (20, 21))
 
@@ -183,7 +183,7 @@ def test_a_loop_that_does_not_begin_gives_what_it_was_given():
 @pytest.mark.parametrize("launch", [m.Launch(SWITCH, (11, 10), (20,), ()), m.Launch(LOOP, (10, 11), (20, 21), ())])
 def test_a_session_that_ends_meanwhile_leaves_nothing(launch):
     play = Chooser()
-    (run,) = play.say(launch)
+    (run,) = play.send(launch)
     play.close(play.session)
     play.outbox()
     assert play.number(run.sequence, 1) == []
@@ -196,7 +196,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(launch):
 def test_a_number_that_is_lost_with_its_host_fails_the_node():
     play = Chooser()
     sequence = play.switch()
-    play.say(m.Await(5, (20,)))
+    play.send(m.Await(5, (20,)))
     play.done(sequence)
     play.lose(0, "killed")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
@@ -213,8 +213,8 @@ def test_a_number_of_a_host_that_was_not_asked_is_ignored():
 def test_sequential_dispatch_goes_on_behind_what_is_not_known():
     play = Chooser(dispatch=Dispatch.SEQUENTIAL)
     sequence = play.switch()
-    play.say(m.Launch(3, (20,), (21,), ()))
-    play.say(m.Launch(3, (10,), (22,), ()))
+    play.send(m.Launch(3, (20,), (21,), ()))
+    play.send(m.Launch(3, (10,), (22,), ()))
     (independent,) = runs(play.report(0, m.Enqueued(sequence)))
     assert independent.results == (22,)
     play.number(sequence, 0)
@@ -227,8 +227,8 @@ def test_sequential_dispatch_goes_on_behind_what_is_not_known():
 def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
     play = Chooser(dispatch=Dispatch.SEQUENTIAL)
     sequence = play.switch()
-    (one,) = runs(play.report(0, m.Enqueued(sequence)) + play.say(m.Launch(3, (10,), (22,), ())))
-    assert play.say(m.Launch(3, (10,), (23,), ())) == []
+    (one,) = runs(play.report(0, m.Enqueued(sequence)) + play.send(m.Launch(3, (10,), (22,), ())))
+    assert play.send(m.Launch(3, (10,), (23,), ())) == []
     assert runs(play.number(sequence, 0)) == []
     (two,) = runs(play.done(sequence) + play.report(0, m.Enqueued(one.sequence)))
     (chosen,) = runs(play.report(0, m.Enqueued(two.sequence)))
@@ -264,18 +264,18 @@ def test_parts_that_do_not_fit_give_errors_and_the_session_goes_on(node, argumen
     play.register(61, single("elsewhere", (on(0),), Transfer((0,), (on(1),), reshard=True)))
     play.register(62, single("donor", (on(0),), Call(1, (0,), (on(0),), (0,), donated=(0,))))
     play.register(63, single("python", (on(0),), Call(1, (0,), (on(0),), (0,), stream=1)))
-    play.say(node)
+    play.send(node)
     results = (20,) if isinstance(node, m.RegisterSwitch) else (20, 21)
-    assert play.say(m.Launch(60, arguments, results, ())) == [m.CreditReturned(1)]
-    (awaited,) = play.say(m.Await(5, results))
+    assert play.send(m.Launch(60, arguments, results, ())) == [m.CreditReturned(1)]
+    (awaited,) = play.send(m.Await(5, results))
     assert text in awaited.status.message
-    assert len(runs(play.say(m.Launch(3, (10,), (30,), ())))) == 1
+    assert len(runs(play.send(m.Launch(3, (10,), (30,), ())))) == 1
 
 
 def test_a_client_that_releases_what_a_loop_carries_loses_its_session():
     play = Chooser()
-    (first,) = play.say(m.Launch(LOOP, (10, 11), (20, 21), ()))
+    (first,) = play.send(m.Launch(LOOP, (10, 11), (20, 21), ()))
     one = play.round(first.sequence, 1)
-    closing, *_ = play.say(m.Release(one.results))
+    closing, *_ = play.send(m.Release(one.results))
     assert "Release.handles is" in closing.status.message
     assert play.session not in play.controller.sessions

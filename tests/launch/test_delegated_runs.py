@@ -38,13 +38,13 @@ def play() -> Play:
     play = Play("2x1x1", delegate_after_seconds=0.0)
     play.with_function()
     play.array(ARRAY)
-    play.say(m.RegisterProgram(5, program()))
+    play.send(m.RegisterProgram(5, program()))
     return play
 
 
 def launched(play: Play, result: int = 20) -> list[m.Run]:
     results = tuple(range(result, result + NODES // 2))
-    return runs(play.say(m.Launch(5, (ARRAY,), results, ())))
+    return runs(play.send(m.Launch(5, (ARRAY,), results, ())))
 
 
 def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress:
@@ -59,7 +59,7 @@ def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress
 
 
 def awaited(play: Play, handle: int) -> list[Any]:
-    return play.say(m.Await(handle, (handle,)))
+    return play.send(m.Await(handle, (handle,)))
 
 
 def another(play: Play) -> int:
@@ -108,8 +108,8 @@ def test_gangs_with_different_devices_of_a_host_are_charged_for_these():
     play.array(ARRAY)
     calls = (Call(1, (0,), (on(0),), (0,)), Call(2, (), (on(1),), (1,)), Call(2, (), (on(1),), (1,)))
     nodes = (*calls, Transfer((1,), (on(2),), False, reshard=True))
-    play.say(m.RegisterProgram(5, Program("both", (on(0),), nodes, (2, 3, 4))))
-    first, _ = runs(play.say(m.Launch(5, (ARRAY,), (20, 21, 22), ())))
+    play.send(m.RegisterProgram(5, Program("both", (on(0),), nodes, (2, 3, 4))))
+    first, _ = runs(play.send(m.Launch(5, (ARRAY,), (20, 21, 22), ())))
     assert first.ahead
     play.controller.meter.take(2)
     # 10 ns on one device; 12 and then 3 ns on the other, and a send.
@@ -129,7 +129,7 @@ def test_the_next_launch_follows_before_the_one_before_has_ended(play):
 def test_what_a_session_launches_later_waits_for_the_run_on_its_island(play):
     first, second = launched(play)
     play.with_call(6, arguments=0)
-    assert play.say(m.Launch(6, (), (50,), ())) == []
+    assert play.send(m.Launch(6, (), (50,), ())) == []
     play.report(1, progress(second, *range(NODES // 2), is_over=True))
     (run,) = runs(play.report(0, progress(first, *range(NODES), is_over=True)))
     assert run.results == (50,)
@@ -281,7 +281,7 @@ def test_a_revoked_run_fails_with_an_island_that_is_removed_before_it_has_begun_
 def test_a_revoked_run_outlives_an_island_that_fails_before_it_has_begun_there(play, revoked):
     first, _ = revoked
     play.lose(1, "killed")
-    messages = play.outbox() + play.say(m.FailureAcknowledged((1,))) + play.join_again(1)
+    messages = play.outbox() + play.send(m.FailureAcknowledged((1,))) + play.join_again(1)
     messages += play.report(0, progress(first, 0, is_over=True))
     run_all(play, messages, m.Awaited(22, Status()))
 
@@ -303,15 +303,15 @@ def test_a_run_behind_another_outlives_the_loss_of_all_of_its_islands(play):
     nodes: list[Any] = []
     for value in range(0, NODES, 2):
         nodes += [Call(1, (), (on(0),), (0,)), Transfer((value,), (on(1),), False, reshard=True)]
-    play.say(m.RegisterProgram(6, Program("made", (), tuple(nodes), tuple(range(1, NODES, 2)))))
+    play.send(m.RegisterProgram(6, Program("made", (), tuple(nodes), tuple(range(1, NODES, 2)))))
     launched(play)
-    assert len(runs(play.say(m.Launch(6, (), (30, 31, 32), ())))) == 2
+    assert len(runs(play.send(m.Launch(6, (), (30, 31, 32), ())))) == 2
     awaited(play, 32)
     for host in (1, 0):
         play.lose(host, "killed")
-        play.say(m.FailureAcknowledged((host,)))
+        play.send(m.FailureAcknowledged((host,)))
     play.join_again(1, 0)
-    play.say(m.Recompile(1, 950))
+    play.send(m.Recompile(1, 950))
     play.report(0, m.FeedsArrived(play.session, (950,)))
     function = play.controller.sessions[play.session].functions[1]
     run_all(play, play.report(0, m.Compiled(function, OK, b"", 0.1, False)), m.Awaited(32, Status()))
@@ -340,7 +340,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     assert errors[1] is None
     assert m.SetRunLimit(play.session, ((behind.sequence, 0),)) in messages
     messages = play.report(0, progress(behind, is_over=True))
-    messages += play.say(m.FailureAcknowledged((1,))) + play.join_again(1)
+    messages += play.send(m.FailureAcknowledged((1,))) + play.join_again(1)
     again = {each.host_feeds for each in runs(messages)}
     assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "earlier reports are ignored"
     awaited(play, 30)
@@ -369,8 +369,8 @@ def test_a_failure_takes_along_what_needs_it_and_lets_others_go_on(play):
     )
     play.report(0, progress(first, is_over=True))
     play.report(1, progress(second, is_over=True))
-    play.say(m.RegisterProgram(6, Program("next", (on(1),), there_and_back(), (3, 4))))
-    assert runs(play.say(m.Launch(6, (30,), (50, 51), ())))[0].ahead == 2
+    play.send(m.RegisterProgram(6, Program("next", (on(1),), there_and_back(), (3, 4))))
+    assert runs(play.send(m.Launch(6, (30,), (50, 51), ())))[0].ahead == 2
     play.report(0, m.Failed(behind.sequence, BROKEN))
     assert play.controller.sessions[play.session].directory.entries[50].error == BROKEN
 
@@ -387,10 +387,10 @@ def there_and_back() -> tuple[Transfer | Call, ...]:
 
 def test_the_memory_of_granted_runs_goes_with_their_session(play):
     play.with_function(2, (1,))
-    play.say(m.RegisterProgram(7, Program("busy", (), (Call(2, (), (on(1),), (1,)),), (0,))))
+    play.send(m.RegisterProgram(7, Program("busy", (), (Call(2, (), (on(1),), (1,)),), (0,))))
     busy: list[int] = []
     while play.controller.scheduler.statistics(1).busy_ns < BUSY_NS:  # then island 1 is fully occupied
-        (run,) = runs(play.say(m.Launch(7, (), (100 + len(busy),), ())))
+        (run,) = runs(play.send(m.Launch(7, (), (100 + len(busy),), ())))
         busy.append(run.sequence)
     (first,), (second,) = launched(play), launched(play, 30)
     play.close(play.session)
@@ -420,7 +420,7 @@ def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_ke
     assert play.controller.ledger.used != used
     play.report(0, progress(first, *range(NODES), is_over=True))
     play.report(1, progress(second, *range(NODES // 2), is_over=True))
-    play.say(m.Release((*range(20, 20 + NODES // 2), ARRAY)))
+    play.send(m.Release((*range(20, 20 + NODES // 2), ARRAY)))
     assert not any(play.controller.ledger.used.values())
 
 
@@ -435,8 +435,8 @@ def test_what_is_no_progress_ends_the_connection_of_who_reports_it(play, place, 
 
 
 def test_a_program_on_no_island_is_no_delegated_run(play):
-    play.say(m.RegisterProgram(6, Program("nothing", (), (), ())))
-    play.say(m.Launch(6, (), (), ()))
+    play.send(m.RegisterProgram(6, Program("nothing", (), (), ())))
+    play.send(m.Launch(6, (), (), ()))
     assert launched(play) != [], "its session continues"
 
 

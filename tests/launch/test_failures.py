@@ -27,12 +27,12 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     play = Play()
     play.with_call()
     play.array(10)
-    (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
-    (good,) = play.say(m.Launch(1, (10,), (12,), ()))
+    (bad,) = play.send(m.Launch(1, (10,), (11,), ()))
+    (good,) = play.send(m.Launch(1, (10,), (12,), ()))
     assert play.report(0, m.Failed(bad.sequence, BROKEN)) == []
     assert play.done(good.sequence) == [m.CreditReturned(2)], "of both launches"
-    assert play.say(m.Launch(1, (11,), (13,), ())) == [m.CreditReturned(1)]
-    statuses = [play.say(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
+    assert play.send(m.Launch(1, (11,), (13,), ())) == [m.CreditReturned(1)]
+    statuses = [play.send(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
 
 
@@ -40,15 +40,15 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
 def test_a_read_of_several_arrays_does_not_start_if_one_of_them_has_failed(decisions: int, reads: bool) -> None:
     """The hosts do not know that the results of a failed callback are wrong."""
     play = Play(decisions=decisions)
-    play.say(m.RegisterFunction(1, "content", 900, ((0, 1),)))
+    play.send(m.RegisterFunction(1, "content", 900, ((0, 1),)))
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
     play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=True))
     both = on(0, 1)
-    play.say(m.RegisterProgram(1, single("callback", (), Call(1, (), (both, both), (0, 1)))))
-    play.say(m.RegisterProgram(2, single("get", (both, both), DeviceToHost((0, 1), 0, None), feeds=1)))
-    (run,) = runs(play.say(m.Launch(1, (), (11, 12), ())))
-    assert runs(play.say(m.Launch(2, (11, 12), (13,), (5,)))) == []
-    play.say(m.Await(6, (13,)))
+    play.send(m.RegisterProgram(1, single("callback", (), Call(1, (), (both, both), (0, 1)))))
+    play.send(m.RegisterProgram(2, single("get", (both, both), DeviceToHost((0, 1), 0, None), feeds=1)))
+    (run,) = runs(play.send(m.Launch(1, (), (11, 12), ())))
+    assert runs(play.send(m.Launch(2, (11, 12), (13,), (5,)))) == []
+    play.send(m.Await(6, (13,)))
     sent = play.report(0, m.Failed(run.sequence, BROKEN))
     assert len(runs(sent)) == reads
     assert any(isinstance(each, m.Awaited) and each.status == BROKEN for each in sent) != reads
@@ -58,11 +58,11 @@ def test_what_could_not_be_sent_to_a_host_that_fails_fails_by_that_loss():
     play = Play("2x1x1")
     play.with_put()
     play.array(10)
-    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
-    send, _ = play.say(m.Launch(3, (10,), (11,), ()))
+    play.send(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, _ = play.send(m.Launch(3, (10,), (11,), ()))
     unreachable = failure(Code.UNAVAILABLE, "host 1 cannot be reached", Details(Kind.LINK))
     assert play.report(0, m.Failed(send.sequence, unreachable)) == [], "the host's end may be reported soon"
-    play.say(m.Await(5, (11,)))
+    play.send(m.Await(5, (11,)))
     play.lose(1, "killed")
     play.tick(10.0)
     play.tick(20.0)
@@ -75,8 +75,8 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
     play = Play("2x1x1")
     play.with_put()
     play.array(10)
-    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
-    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    play.send(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, receive = play.send(m.Launch(3, (10,), (11,), ()))
     unreachable = failure(Code.UNAVAILABLE, "host 1 cannot be reached", Details(Kind.LINK))
     assert play.report(0, m.Failed(send.sequence, unreachable)) == []
     play.tick(10.0)
@@ -88,12 +88,12 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
 def test_the_other_end_of_a_failed_transfer_gets_its_error():
     play = Play("2x1x1")
     play.with_put()
-    play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    play.send(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     play.array(10)
-    send, receive = play.say(m.Launch(3, (10,), (11,), ()))
+    send, receive = play.send(m.Launch(3, (10,), (11,), ()))
     feeds = ((receive.host_feeds, 1),)
     assert play.report(0, m.Failed(send.sequence, BROKEN)) == [m.FailFeeds(play.session, feeds, BROKEN)]
-    assert play.say(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "the client does not wait for the other end"
+    assert play.send(m.Await(7, (11,))) == [m.Awaited(7, BROKEN)], "the client does not wait for the other end"
     assert play.report(1, m.Failed(receive.sequence, BROKEN)) == [m.CreditReturned(1)]
 
 
@@ -101,8 +101,8 @@ def test_no_host_waits_for_what_a_lost_host_has_sent():
     play = Play("2x1x1")
     play.array(10)
     body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
-    play.say(m.RegisterProgram(7, body))
-    send, receive = runs(play.say(m.Launch(7, (10,), (11,), ())))
+    play.send(m.RegisterProgram(7, body))
+    send, receive = runs(play.send(m.Launch(7, (10,), (11,), ())))
     play.done(send.sequence)
     play.lose(0, "killed")
     failed = [message for message in play.outbox() if isinstance(message, m.FailFeeds)]
@@ -118,15 +118,15 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.array(10)
     launches = 2 * GANG_WINDOW
     for i in range(launches):
-        play.say(m.Launch(1, (10,), (100 + i,), ()))
-    play.say(m.Launch(2, (), (11,), (77,)))
+        play.send(m.Launch(1, (10,), (100 + i,), ()))
+    play.send(m.Launch(2, (), (11,), (77,)))
     for handle in (100, 100 + launches - 1, 11):
-        assert play.say(m.Await(handle, (handle,))) == []
-    play.say(m.Query(5, m.QueryKind.LAYOUT, 0, -1, b""))
-    play.say(m.Query(6, m.QueryKind.LAYOUT, 1, -1, b""))
+        assert play.send(m.Await(handle, (handle,))) == []
+    play.send(m.Query(5, m.QueryKind.LAYOUT, 0, -1, b""))
+    play.send(m.Query(6, m.QueryKind.LAYOUT, 1, -1, b""))
 
     play.lose(0, "killed")
-    messages = play.outbox() + play.say(m.FailureAcknowledged((0,)))
+    messages = play.outbox() + play.send(m.FailureAcknowledged((0,)))
 
     assert runs(messages) == [], "it receives no more messages"
     statuses = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
@@ -142,8 +142,8 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     statistics = play.controller.scheduler.statistics(0)
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
     # Launches that need the lost array fail at once.
-    assert play.say(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
-    assert play.say(m.Query(7, m.QueryKind.LAYOUT, 0, -1, b"")) == []
+    assert play.send(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
+    assert play.send(m.Query(7, m.QueryKind.LAYOUT, 0, -1, b"")) == []
     (answered,) = play.report(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
     assert answered == m.QueryReply(6, OK, b"{0}")
     # A second reply has no effect.
@@ -159,12 +159,12 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
 def test_the_loss_of_one_island_leaves_the_others_to_work():
     play = Play("2x1x1")
     play.with_function(1, (1,))
-    play.say(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
+    play.send(m.RegisterProgram(5, single("g", (), Call(1, (), (on(1),), (1,)))))
     play.lose(0, "killed")
     play.outbox()
-    (run,) = play.say(m.Launch(5, (), (13,), ()))
+    (run,) = play.send(m.Launch(5, (), (13,), ()))
     assert play.done(run.sequence, host=1) == [m.CreditReturned(1)]
-    assert play.say(m.Await(7, (13,))) == [m.Awaited(7, OK)]
+    assert play.send(m.Await(7, (13,))) == [m.Awaited(7, OK)]
 
 
 def test_the_loss_of_one_host_is_that_of_its_island():
@@ -180,8 +180,8 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     plan = play.with_call(arguments=0)
     play.lose(0, "killed")
     play.outbox()
-    assert play.say(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
-    play.say(m.FailureAcknowledged((0,)))
+    assert play.send(m.Launch(1, (), (11,), ())) == [], "it waits for the island"
+    play.send(m.FailureAcknowledged((0,)))
 
     back = play.join_again(0)
     secret = play.controller.sessions[play.session].secret
@@ -190,7 +190,7 @@ def test_a_restarted_island_gets_back_what_it_had_and_runs_what_waited():
     assert m.HostsRestarted(((0, "unix:/data-0-again"),)) in back
     assert runs(back) == [], "the function is not there yet"
 
-    assert play.say(m.Recompile(1, 95)) == []
+    assert play.send(m.Recompile(1, 95)) == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (95,)))
     assert compile_.function == name
     ready, run = play.report(0, m.Compiled(name, OK, b"", 0.1, True))
@@ -203,10 +203,10 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
     play.array(10)
     play.lose(1, "killed")
     body = single("transfer", (on(0),), Transfer((0,), (on(1),), reshard=True))
-    kept = play.say(m.RegisterProgram(7, body))
+    kept = play.send(m.RegisterProgram(7, body))
     plan = next(message.plan for message in kept if isinstance(message, m.RegisterPlan))
-    assert runs(play.say(m.Launch(7, (10,), (11,), ()))) == [], "it waits for the island"
-    play.say(m.ReleaseProgram(7))
+    assert runs(play.send(m.Launch(7, (10,), (11,), ()))) == [], "it waits for the island"
+    play.send(m.ReleaseProgram(7))
 
     back = play.join_again(1)
     plans = [message.plan for message in back if isinstance(message, m.RegisterPlan)]
@@ -219,13 +219,13 @@ def test_a_restarted_island_gets_back_the_plans_of_released_programs_that_launch
 
 def test_a_compilation_goes_on_when_its_island_is_back():
     play = Play()
-    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.send(m.RegisterFunction(7, "hash", 90, ((0,),)))
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
     play.lose(0, "killed")
     assert not any(isinstance(x, m.FunctionReady) for x in play.outbox())
-    play.say(m.FailureAcknowledged((0,)))
+    play.send(m.FailureAcknowledged((0,)))
     play.join_again(0)
-    play.say(m.Recompile(7, 91))
+    play.send(m.Recompile(7, 91))
     play.report(0, m.FeedsArrived(play.session, (91,)))
     ready = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
     assert m.FunctionReady(7, OK, b"") in ready
@@ -234,10 +234,10 @@ def test_a_compilation_goes_on_when_its_island_is_back():
 def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     play = Play()
     play.with_call(arguments=0)
-    play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))
+    play.send(m.RegisterFunction(7, "hash", 90, ((0,),)))
     play.lose(0, "killed")
-    play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
     play.tick(1000.0)
     assert play.outbox() == []
     play.tick(1000.0 + play.controller.settings.start_seconds + 1)
@@ -245,16 +245,16 @@ def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     (awaited,) = [x for x in messages if isinstance(x, m.Awaited)]
     assert "island 0 is removed: it was not up again within 120 s" in awaited.status.message
     assert [x.function for x in messages if isinstance(x, m.FunctionReady)] == [7]
-    (awaited,) = [play.say(m.Launch(1, (), (12,), ())), play.say(m.Await(6, (12,)))][1]
+    (awaited,) = [play.send(m.Launch(1, (), (12,), ())), play.send(m.Await(6, (12,)))][1]
     assert awaited.status.code == Code.DATA_LOSS  # pathwaysutils treats this code as a lost slice
 
 
 def test_a_silent_host_is_named_and_its_island_restarted():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
     for now in range(1, 20):
         play.tick(float(now), silent=() if now == 1 else (1,))
     messages = play.outbox()
@@ -268,8 +268,8 @@ def test_a_silent_host_is_named_and_its_island_restarted():
 def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    (run, _) = play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.send(m.Launch(1, (), (11,), ()))
     play.report(0, m.Failed(run.sequence, BROKEN))
     for now in range(100, 104):
         play.tick(float(now))
@@ -282,9 +282,9 @@ def test_a_gang_that_failed_on_one_host_and_hangs_on_another_costs_the_island():
 def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_reported_as_that():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    (run, _) = play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
     assert play.report(0, m.Failed(run.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
     play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
@@ -297,11 +297,11 @@ def play_that_awaits_a_read() -> tuple[Play, Any]:
     """
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    play.say(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
-    play.say(m.Launch(1, (), (11,), ()))
-    (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
-    play.say(m.Await(5, (12,)))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.send(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.send(m.Launch(1, (), (11,), ()))
+    (read, *_) = play.send(m.Launch(2, (11,), (12,), (5,)))
+    play.send(m.Await(5, (12,)))
     return play, read
 
 
@@ -328,9 +328,9 @@ def test_a_read_is_not_reported_while_the_engine_has_to_say_why_another_host_is_
 def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_later():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    (run, _) = play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Await(5, (11,)))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    (run, _) = play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
     assert play.report(0, m.Failed(run.sequence, BROKEN)) == []
     over = m.CollectiveEnded(run.sequence)
     assert play.report(1, m.Failed(run.sequence, BROKEN)) == [over, over], "other launches may start on both islands"
@@ -342,24 +342,24 @@ def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_la
 def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     play = Play()
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     play.engine(m.WorkerEnded(0, 1000, -6, "killed by SIGABRT"))
     play.outbox()
-    play.say(m.FailureAcknowledged((0,)))
-    assert play.say(m.Launch(1, (), (12,), ())) == [m.CreditReturned(1)]
-    (awaited,) = play.say(m.Await(5, (12,)))
+    play.send(m.FailureAcknowledged((0,)))
+    assert play.send(m.Launch(1, (), (12,), ())) == [m.CreditReturned(1)]
+    (awaited,) = play.send(m.Await(5, (12,)))
     assert awaited.status.code == Code.ABORTED
     assert "killed by SIGABRT" in awaited.status.message
-    (ready,) = play.say(m.RegisterFunction(8, "content 1", 91, ((0,),)))
+    (ready,) = play.send(m.RegisterFunction(8, "content 1", 91, ((0,),)))
     assert ready.status.code == Code.ABORTED, "also after another compilation"
-    assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
+    assert play.send(m.RegisterFunction(9, "another", 92, ((0,),))) == []
 
 
 @pytest.mark.parametrize("status", [-9, LAPSED_STATUS, None])
 def test_a_program_whose_worker_was_killed_or_whose_machine_is_lost_is_not_quarantined(status):
     play = Play()
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     play.engine(m.WorkerEnded(0, 1000, status, "it has ended"))
     assert play.controller.quarantine.refused == {}
     assert play.controller.quarantine.suspects == set()
@@ -454,7 +454,7 @@ def endless(**settings: Any) -> tuple[Play, m.Run]:
     """Return a play with a session whose loop does not end."""
     play = Play("2x1x1", **settings)
     play.with_call(arguments=0, name="loop")
-    (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
+    (run,) = runs(play.send(m.Launch(1, (), (11,), ())))
     return play, run
 
 

@@ -29,13 +29,13 @@ def put(name: str = "put", devices: tuple[int, ...] = (0,)) -> Program:
 
 
 def registered(play: Play, program: int, definition: Program) -> list[Any]:
-    return play.say(m.RegisterProgram(program, definition))
+    return play.send(m.RegisterProgram(program, definition))
 
 
 def launch(play: Play, program: int, handle: int, host: int = 0) -> list[m.Run]:
     feed = 10_000 + handle
     play.report(host, m.FeedsArrived(play.session, (feed,)))
-    return runs(play.say(m.Launch(program, (), (handle,), (feed,))))
+    return runs(play.send(m.Launch(program, (), (handle,), (feed,))))
 
 
 def open_at(cluster: Cluster) -> Session:
@@ -84,7 +84,7 @@ def test_a_launch_waits_for_all_hosts_of_its_program():
     assert len(messages) == 2
     for host in range(2):
         play.report(host, m.FeedsArrived(play.session, (20 + host,)))
-    assert runs(play.say(m.Launch(1, (), (10, 11), (20, 21)))) == []
+    assert runs(play.send(m.Launch(1, (), (10, 11), (20, 21)))) == []
     assert runs(play.report(1, m.PlanRegistered(messages[1].plan))) == []
     assert runs(play.report(1, m.PlanRegistered(messages[1].plan))) == [], "a second report has no effect"
     assert len(runs(play.report(0, m.PlanRegistered(messages[0].plan)))) == 2
@@ -94,7 +94,7 @@ def test_a_large_plan_that_nobody_needs_any_more_is_dropped_once_it_is_there():
     """Sent earlier, the message to drop the plan would overtake the plan."""
     play = Play()
     (message,) = registered(play, 1, put(LARGE))
-    assert play.say(m.ReleaseProgram(1)) == []
+    assert play.send(m.ReleaseProgram(1)) == []
     assert play.report(0, m.PlanRegistered(message.plan)) == [m.DropPlan(message.plan)]
     assert play.report(0, m.PlanRegistered(message.plan)) == []
     assert not play.controller.launcher.large_plans._missing
@@ -104,7 +104,7 @@ def test_a_large_plan_that_is_there_is_dropped_as_any_other():
     play = Play()
     (message,) = registered(play, 1, put(LARGE))
     play.report(0, m.PlanRegistered(message.plan))
-    assert play.say(m.ReleaseProgram(1)) == [m.DropPlan(message.plan)]
+    assert play.send(m.ReleaseProgram(1)) == [m.DropPlan(message.plan)]
     assert not play.controller.launcher.large_plans._missing
 
 
@@ -127,7 +127,7 @@ def test_launches_in_line_wait_for_a_large_plan_to_be_on_an_island_again():
     play.report(0, m.PlanRegistered(message.plan))
     play.lose(0, "killed")
     play.outbox()
-    play.say(m.FailureAcknowledged((0,)))
+    play.send(m.FailureAcknowledged((0,)))
     assert launch(play, 1, 10) == []
     back = play.join_again(0)
     assert runs(back) == []
@@ -146,12 +146,12 @@ def test_launches_that_were_in_line_before_the_loss_wait_too():
     (message,) = registered(play, 1, Program(LARGE, (), (Call(1, (), (), (0,)),), ()))
     play.report(0, m.PlanRegistered(message.plan))
     for _ in range(2 * GANG_WINDOW):
-        play.say(m.Launch(1, (), (), ()))
+        play.send(m.Launch(1, (), (), ()))
     play.lose(0, "killed")
     play.outbox()
-    play.say(m.FailureAcknowledged((0,)))
+    play.send(m.FailureAcknowledged((0,)))
     assert runs(play.join_again(0)) == []
-    play.say(m.Recompile(1, 950))
+    play.send(m.Recompile(1, 950))
     play.report(0, m.FeedsArrived(play.session, (950,)))
     assert runs(play.report(0, m.Compiled(name, OK, b"", 0.1, False))) == []
     assert runs(play.report(0, m.PlanRegistered(message.plan)))

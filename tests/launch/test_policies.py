@@ -155,8 +155,8 @@ def test_each_island_charges_the_session_for_its_gang(made: list[LastComeFirstSe
     play.array(10)
     for policy in made:
         policy.charged.clear()
-    play.say(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
-    send, receive = runs(play.say(m.Launch(5, (10,), (11,), ())))
+    play.send(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
+    send, receive = runs(play.send(m.Launch(5, (10,), (11,), ())))
     play.report(0, m.Done(((send.sequence, 1_000, 4_000),)))
     assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000 + LAUNCH_NS)], []]
     play.report(1, m.Done(((receive.sequence, 2_000, 9_000),)))
@@ -170,8 +170,8 @@ def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: li
     play = Play("1x2x1", policy="lifo")
     play.with_function(devices=(0, 1))
     spec = ArraySpec("float32", (2,), Sharding((0, 1), Tiled((2,), (0, 1))))
-    play.say(m.RegisterProgram(5, single("f", (), Call(1, (), (spec,), (0, 1)))))
-    sequence = runs(play.say(m.Launch(5, (), (11,), ())))[0].sequence
+    play.send(m.RegisterProgram(5, single("f", (), Call(1, (), (spec,), (0, 1)))))
+    sequence = runs(play.send(m.Launch(5, (), (11,), ())))[0].sequence
     play.report(0, m.Done(((sequence, 1_000, 4_000),)))
     assert made[0].charged == []
     play.report(1, m.Done(((sequence, 70_000, 78_000),)))
@@ -181,7 +181,7 @@ def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: li
 def test_a_session_that_has_ended_is_forgotten(made: list[LastComeFirstServed]) -> None:
     play = Play("1x1x1", policy="lifo")
     play.with_call(arguments=0)
-    (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
+    (run,) = runs(play.send(m.Launch(1, (), (11,), ())))
     play.close(play.session)
     play.report(0, m.Done(((run.sequence, 0, 5_000),)))
     assert made[0].forgotten == [play.session]

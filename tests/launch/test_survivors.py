@@ -26,7 +26,7 @@ def back(play: Play, session: int, function: int = 1, feed: int = 95) -> list[An
 def waits_behind(play: Play) -> tuple[m.Run, ...]:
     """Launch a program on device 0, behind which another session makes an array without arguments and reads it."""
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     other = play.open(7, "other.py").number
     play.proxy(other, m.RegisterFunction(5, "content 5", 50, ((0,),)))
     (compile_,) = [each for each in play.report(0, m.FeedsArrived(other, (50,))) if isinstance(each, m.Compile)]
@@ -42,7 +42,7 @@ def waits_behind(play: Play) -> tuple[m.Run, ...]:
 def test_what_was_sent_behind_a_program_that_costs_its_island_runs_after_the_restart():
     play = Play()
     assert len(waits_behind(play)) == 2
-    play.say(m.Await(8, (11,)))
+    play.send(m.Await(8, (11,)))
     play.lose(0, "killed")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.wait == 8
@@ -60,8 +60,8 @@ def test_contents_that_a_launch_carried_to_a_lost_host_are_carried_again():
     play = Play()
     play.with_call(arguments=0)
     play.with_put()
-    play.say(m.Launch(1, (), (11,), ()))
-    (sent,) = runs(play.say(m.Launch(2, (), (12,), (77,), contents=b"12345678")))
+    play.send(m.Launch(1, (), (11,), ()))
+    (sent,) = runs(play.send(m.Launch(2, (), (12,), (77,), contents=b"12345678")))
     assert sent.contents == b"12345678"
     play.lose(0, "killed")
     (again,) = runs(back(play, play.session))
@@ -74,7 +74,7 @@ def test_what_stood_in_line_behind_it_runs_after_the_restart():
     play = Play()
     play.with_call(arguments=0)
     for handle in range(2 * GANG_WINDOW):
-        play.say(m.Launch(1, (), (100 + handle,), ()))
+        play.send(m.Launch(1, (), (100 + handle,), ()))
     play.outbox()
     play.lose(0, "killed")
     found = runs(back(play, play.session))
@@ -92,9 +92,9 @@ def test_what_needs_an_array_of_the_lost_island_fails_and_says_so():
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
-    play.say(m.Launch(1, (10,), (12,), ()))
-    play.say(m.Await(5, (12,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (12,), ()))
+    play.send(m.Await(5, (12,)))
     play.lose(0, "killed")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
@@ -105,7 +105,7 @@ def test_with_sequential_dispatch_what_was_sent_precedes_what_stood_in_line():
     play = Play(dispatch=Dispatch.SEQUENTIAL)
     play.with_call(arguments=0)
     for handle in (10, 11, 12):
-        play.say(m.Launch(1, (), (handle,), ()))
+        play.send(m.Launch(1, (), (handle,), ()))
     first = play.controller.launcher.in_flight
     play.report(0, m.Enqueued(next(iter(first))))
     assert [gang.run.launch.results for gang in first.values()] == [(10,), (11,)], "the third waits for an answer"
@@ -127,7 +127,7 @@ def test_with_sequential_dispatch_the_next_launch_is_dispatched_if_the_one_befor
     play.with_call(3)
     play.array(9)
     for program, arguments, result in ((1, (), 10), (3, (9,), 11), (1, (), 12)):
-        play.say(m.Launch(program, arguments, (result,), ()))
+        play.send(m.Launch(program, arguments, (result,), ()))
     play.outbox()
     play.lose(0, "killed")
     assert [each.results for each in runs(back(play, play.session))] == [(12,)]
@@ -137,10 +137,10 @@ def test_arrays_that_were_released_after_their_last_use_was_sent_are_made_again(
     play = Play()
     play.with_call(arguments=0)
     play.with_call(3)
-    play.say(m.Launch(1, (), (10,), ()))
-    play.say(m.Launch(1, (), (11,), ()))
-    play.say(m.Launch(3, (11,), (12,), ()))
-    play.say(m.Release((11,)))
+    play.send(m.Launch(1, (), (10,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(3, (11,), (12,), ()))
+    play.send(m.Release((11,)))
     session = play.controller.sessions[play.session]
     assert 11 not in session.directory.entries, "its memory is freed after its last use"
     play.outbox()
@@ -158,10 +158,10 @@ def test_the_error_names_the_first_cause_and_not_what_follows_from_it():
     play = Play()
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
-    play.say(m.Launch(1, (10,), (12,), ()))
-    play.say(m.Launch(1, (12,), (13,), ()))
-    play.say(m.Await(5, (13,)))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (12,), ()))
+    play.send(m.Launch(1, (12,), (13,), ()))
+    play.send(m.Await(5, (13,)))
     play.lose(0, "killed")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert "its argument 0, float32[2] made by put, was stored there" in awaited.status.message, "both use this array"
@@ -171,20 +171,20 @@ def test_the_error_names_the_first_cause_and_not_what_follows_from_it():
 def test_a_launch_over_two_islands_outlives_the_loss_of_one_unless_the_other_may_have_begun_it(is_sent):
     play = Play("2x1x1")
     play.with_call(arguments=0)
-    play.say(m.RegisterProgram(3, single("move", (on(0),), Transfer((0,), (on(1),), reshard=True))))
+    play.send(m.RegisterProgram(3, single("move", (on(0),), Transfer((0,), (on(1),), reshard=True))))
     if not is_sent:
         for handle in range(GANG_WINDOW):
-            play.say(m.Launch(1, (), (100 + handle,), ()))
-    play.say(m.Launch(1, (), (9,), ()))
-    play.say(m.Launch(1, (), (10,), ()))
-    play.say(m.Launch(3, (10,), (11,), ()))
-    play.say(m.Await(5, (11,)))
+            play.send(m.Launch(1, (), (100 + handle,), ()))
+    play.send(m.Launch(1, (), (9,), ()))
+    play.send(m.Launch(1, (), (10,), ()))
+    play.send(m.Launch(3, (10,), (11,), ()))
+    play.send(m.Await(5, (11,)))
     sent = [gang.run.launch.results for gang in play.controller.launcher.in_flight.values()]
     assert ((11,) in sent) == is_sent
     play.outbox()
     play.lose(0, "killed")
     if is_sent:
-        (awaited,) = play.say(m.Await(6, (11,)))[-1:]
+        (awaited,) = play.send(m.Await(6, (11,)))[-1:]
         assert "(hosts of other islands may have begun it) (in move)" in awaited.status.message
         return
     found = runs(back(play, play.session))
@@ -199,12 +199,12 @@ def test_a_launch_that_waits_for_python_on_another_island_waits_on():
     play = Play("2x1x1")
     play.with_function(1, (1,))
     python = single("python", (), Call(1, (), (on(1),), (1,), stream=1))
-    play.say(m.RegisterProgram(6, python))
-    play.say(m.RegisterProgram(3, single("move", (on(1),), Transfer((0,), (on(0),), reshard=True))))
-    (call,) = runs(play.say(m.Launch(6, (), (10,), ())))
-    assert runs(play.say(m.Launch(3, (10,), (11,), ()))) == []
+    play.send(m.RegisterProgram(6, python))
+    play.send(m.RegisterProgram(3, single("move", (on(1),), Transfer((0,), (on(0),), reshard=True))))
+    (call,) = runs(play.send(m.Launch(6, (), (10,), ())))
+    assert runs(play.send(m.Launch(3, (10,), (11,), ()))) == []
     play.lose(0, "killed")
-    play.say(m.FailureAcknowledged((0,)))
+    play.send(m.FailureAcknowledged((0,)))
     play.join_again(0)
     receive, send = runs(play.done(call.sequence, host=1))
     assert (send.arguments, receive.results) == ((10,), (11,))
@@ -222,7 +222,7 @@ def play() -> Play:
     """Return a session with programs that put and read an array on device 0."""
     play = Play()
     play.with_put()
-    play.say(m.RegisterProgram(3, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.send(m.RegisterProgram(3, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
     return play
 
 
@@ -249,12 +249,12 @@ def test_a_launch_waits_until_its_bytes_have_come_again(play, state):
         play.report(0, m.FeedsArrived(play.session, (77,)))
     if state == "unbounded":
         play.lose(0, "killed")
-    play.say(m.Launch(2, (), (11,), (77,)))
-    play.say(m.Launch(3, (11,), (12,), (60,)))
+    play.send(m.Launch(2, (), (11,), (77,)))
+    play.send(m.Launch(3, (11,), (12,), (60,)))
     if state != "unbounded":
         play.lose(0, "killed")
     assert errors(play, 11, 12) == ["", ""]
-    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
+    play.send(m.FailureAcknowledged((0,), ((0, 77),)))
     play.join_again(0)
     put, read = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
     assert (put.results, read.arguments) == ((11,), (11,))
@@ -265,21 +265,21 @@ def test_a_launch_waits_until_its_bytes_have_come_again(play, state):
 def test_a_put_that_was_sent_behind_others_waits_for_its_bytes_again(play):
     fill(play, 1)
     play.report(0, m.FeedsArrived(play.session, (77,)))
-    (put,) = runs(play.say(m.Launch(2, (), (11,), (77,))))
+    (put,) = runs(play.send(m.Launch(2, (), (11,), (77,))))
     play.lose(0, "killed")
     assert errors(play, 11) == [""]
-    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
+    play.send(m.FailureAcknowledged((0,), ((0, 77),)))
     play.join_again(0)
     (again,) = runs(play.report(0, m.FeedsArrived(play.session, (77,))))
     assert again.results == put.results
 
 
 def test_bytes_that_are_not_kept_fail_their_launch_and_what_needs_it(play):
-    play.say(m.Launch(2, (), (11,), (77,)))
-    play.say(m.Launch(3, (11,), (12,), (60,)))
-    play.say(m.Launch(2, (), (13,), (78,)))
+    play.send(m.Launch(2, (), (11,), (77,)))
+    play.send(m.Launch(3, (11,), (12,), (60,)))
+    play.send(m.Launch(2, (), (13,), (78,)))
     play.lose(0, "killed")
-    play.say(m.FailureAcknowledged((0,), (), (78,)))
+    play.send(m.FailureAcknowledged((0,), (), (78,)))
     lost, made_of_it, unsent = errors(play, 11, 12, 13)
     assert "host 0 of island 0 is gone (worker 1000: killed)" in lost
     assert "(bytes of its client were on their way to host 0, and are not kept) (in put)" in lost
@@ -293,25 +293,25 @@ def test_bytes_that_are_not_kept_fail_their_launch_and_what_needs_it(play):
 def test_bytes_that_come_again_though_they_were_used_are_dropped(play):
     play.array(10)
     play.lose(0, "killed")
-    play.say(m.FailureAcknowledged((0,), ((0, 10_010),)))
+    play.send(m.FailureAcknowledged((0,), ((0, 10_010),)))
     play.join_again(0)
     assert m.DropFeed(play.session, 10_010) in play.report(0, m.FeedsArrived(play.session, (10_010,)))
     assert not play.controller.sessions[play.session].feeds.unwanted
 
 
 def test_each_acknowledgement_is_about_its_own_loss(play):
-    play.say(m.Launch(2, (), (11,), (77,)))
+    play.send(m.Launch(2, (), (11,), (77,)))
     play.lose(0, "killed")
     play.join_again(0)
     play.lose(0, "killed again")
-    play.say(m.FailureAcknowledged((0,), ((0, 77),)))
+    play.send(m.FailureAcknowledged((0,), ((0, 77),)))
     assert errors(play, 11) == [""]
-    play.say(m.FailureAcknowledged((0,)))
+    play.send(m.FailureAcknowledged((0,)))
     assert "(worker 2000: killed again)" in errors(play, 11)[0]
 
 
 def test_a_number_of_a_loss_that_was_not_reported_changes_nothing(play):
-    play.say(m.Launch(2, (), (11,), (77,)))
-    play.say(m.FailureAcknowledged((0,), ((0, 5),)))
+    play.send(m.Launch(2, (), (11,), (77,)))
+    play.send(m.FailureAcknowledged((0,), ((0, 5),)))
     assert errors(play, 11) == [""]
     assert not play.controller.sessions[play.session].feeds.unwanted

@@ -22,7 +22,7 @@ def of(messages: list[Any], kind: type[Any]) -> list[Any]:
 
 def registered(play: Play, function: int = 1, devices: tuple[int, ...] = (0, 1)) -> list[Any]:
     """Register a function on these devices. Return the messages up to its compilation."""
-    sent = play.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+    sent = play.send(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
     for host in range(play.topology.host_count):
         sent += play.report(host, m.FeedsArrived(play.session, (900 + function,)))
     return sent
@@ -35,7 +35,7 @@ def with_function(play: Play, devices: tuple[int, ...] = (0, 1)) -> m.JoinWorld:
     play.report(0, m.WorldServed(serve.world, "unix:/world"))
     for host in {play.topology.island_of(device) for device in devices}:
         play.report(host, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*devices),), devices))))
+    play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*devices),), devices))))
     return serve
 
 
@@ -69,7 +69,7 @@ def test_hosts_compile_a_function_of_a_world_for_ranks_of_the_world():
 
 def test_a_function_whose_parts_run_apart_needs_no_world_and_no_common_platform():
     play = Play("2x2x1")
-    sent = play.say(m.RegisterFunction(1, "content", 901, ((1, 2),), runs_apart=True))
+    sent = play.send(m.RegisterFunction(1, "content", 901, ((1, 2),), runs_apart=True))
     for host in range(4):
         sent += play.report(host, m.FeedsArrived(play.session, (901,)))
     assert of(sent, m.JoinWorld) == []
@@ -99,7 +99,7 @@ def test_functions_on_the_same_islands_share_a_world_and_those_on_one_island_hav
 def test_a_run_is_one_gang_on_each_of_its_islands_and_ends_with_all():
     play = Play("2x1x1")
     with_function(play)
-    sent = runs(play.say(m.Launch(1, (), (11,), ())))
+    sent = runs(play.send(m.Launch(1, (), (11,), ())))
     assert len(sent) == 2
     gangs = list(play.controller.launcher.in_flight.values())
     assert sorted(gang.island for gang in gangs) == [0, 1]
@@ -121,7 +121,7 @@ def test_runs_on_islands_that_overlap_are_in_the_same_order_on_all_of_them():
         for host in devices:
             play.report(host, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
         definition = single("f", (), Call(function, (), (on(*devices),), devices))
-        play.say(m.RegisterProgram(function, definition))
+        play.send(m.RegisterProgram(function, definition))
     order: dict[str, list[int]] = {}
     for launch in range(60):
         play.proxy(play.session, m.Launch(1 + launch % 3, (), (100 + launch,), ()))
@@ -138,7 +138,7 @@ def test_runs_on_islands_that_overlap_are_in_the_same_order_on_all_of_them():
 def test_a_failed_island_closes_its_world_and_fails_its_runs_elsewhere():
     play = Play("2x1x1")
     serve = with_function(play)
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     play.lose(1, "its connection broke")
     sent = play.sent()
     (close,) = [message for name, message in sent if name == ("host", 0) and type(message) is m.CloseWorld]
@@ -154,13 +154,13 @@ def test_a_function_gets_a_new_world_when_its_island_is_back():
     play = Play("2x1x1")
     serve = with_function(play)
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
-    sent = play.say(m.Recompile(1, 950))
+    sent = play.send(m.Recompile(1, 950))
     (again,) = of(sent, m.JoinWorld)
     assert again.world > serve.world
     play.report(0, m.WorldServed(again.world, "unix:/again"))
-    late = runs(play.say(m.Launch(1, (), (12,), ())))
+    late = runs(play.send(m.Launch(1, (), (12,), ())))
     assert late == [], "the function is not compiled again"
     compiles: list[Any] = []
     for host in (0, 1):
@@ -173,7 +173,7 @@ def test_a_function_gets_a_new_world_when_its_island_is_back():
 def test_a_world_waits_for_an_island_that_restarts():
     play = Play("2x1x1")
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     assert of(registered(play), m.JoinWorld) == []
     (serve,) = of(play.join_again(1), m.JoinWorld)
     assert serve.rank == 0
@@ -182,8 +182,8 @@ def test_a_world_waits_for_an_island_that_restarts():
 def test_a_removed_island_ends_the_wait_for_its_world():
     play = Play("2x1x1")
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
-    play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
+    play.send(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
     play.engine(m.IslandNotRestarted(1, "it failed too often"))
     assert len(of(play.outbox(), m.CloseWorld)) == 1
 
@@ -191,7 +191,7 @@ def test_a_removed_island_ends_the_wait_for_its_world():
 def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_move_to_another_world():
     play = Play("2x1x1")
     serve = with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
     sent = sent_until(play, 10)
     closed = [(name, message) for name, message in sent if type(message) is m.CloseWorld]
@@ -207,13 +207,13 @@ def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_mo
     error = play.controller.sessions[play.session].directory.entries[11].error
     assert error is not None
     assert "an argument has been deleted" in error.message
-    assert len(runs(play.say(m.Launch(1, (), (12,), ())))) == 2, "hosts run it when the function has moved"
+    assert len(runs(play.send(m.Launch(1, (), (12,), ())))) == 2, "hosts run it when the function has moved"
 
 
 def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
     play = Play("2x1x1")
     with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(1, m.DeviceFailed(second.sequence, Status(Code.INVALID_ARGUMENT, "the kernel failed")))
     sent = sent_until(play, 10)
     assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
@@ -229,9 +229,9 @@ def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
 def test_the_world_of_a_run_is_replaced_although_its_function_was_released():
     play = Play("2x1x1")
     with_function(play)
-    first, _ = runs(play.say(m.Launch(1, (), (11,), ())))
-    play.say(m.ReleaseProgram(1))
-    play.say(m.ReleaseFunction(1))
+    first, _ = runs(play.send(m.Launch(1, (), (11,), ())))
+    play.send(m.ReleaseProgram(1))
+    play.send(m.ReleaseFunction(1))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
     sent = sent_until(play, 10)
     assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
@@ -241,7 +241,7 @@ def test_the_world_of_a_run_is_replaced_although_its_function_was_released():
 def test_a_failure_on_a_device_of_a_gang_that_has_ended_is_ignored():
     play = Play("2x1x1")
     with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.done(first.sequence)
     play.report(1, m.Done(((second.sequence, 0, 1),)))
     assert play.report(1, m.DeviceFailed(second.sequence, Status(Code.INVALID_ARGUMENT, "late"))) == []
@@ -252,13 +252,13 @@ def test_a_host_that_failed_in_a_collective_starts_others_when_it_has_ended_on_a
     play = Play("2x1x1")
     with_function(play)
     broken = Status(Code.INVALID_ARGUMENT, "broken")
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     assert of(play.report(0, m.Failed(first.sequence, broken)), m.CollectiveEnded) == []
     assert of(play.report(1, m.Failed(second.sequence, broken)), m.CollectiveEnded) == [
         m.CollectiveEnded(first.sequence),
         m.CollectiveEnded(second.sequence),
     ]
-    first, second = runs(play.say(m.Launch(1, (), (12,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (12,), ())))
     assert of(play.report(0, m.Failed(first.sequence, broken)), m.CollectiveEnded) == []
     ended = play.report(1, m.Done(((second.sequence, 0, 1),)))
     assert of(ended, m.CollectiveEnded) == [m.CollectiveEnded(first.sequence)]
@@ -267,7 +267,7 @@ def test_a_host_that_failed_in_a_collective_starts_others_when_it_has_ended_on_a
 def test_a_loaded_controller_knows_which_hosts_have_failed_in_a_collective():
     play = Play("2x1x1")
     with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "broken")))
     play.controller = check_dump(play.controller)
     ended = play.report(1, m.Done(((second.sequence, 0, 1),)))
@@ -276,9 +276,9 @@ def test_a_loaded_controller_knows_which_hosts_have_failed_in_a_collective():
 
 def test_a_source_that_arrives_when_its_world_is_closed_is_compiled_in_the_next_one():
     play = Play("2x1x1")
-    (serve,) = of(play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),))), m.JoinWorld)
+    (serve,) = of(play.send(m.RegisterFunction(1, "content 1", 901, ((0, 1),))), m.JoinWorld)
     play.lose(1, "its connection broke")
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     compiles = of(play.report(0, m.FeedsArrived(play.session, (901,))), m.Compile)
     (again,) = of(play.join_again(1), m.JoinWorld)
     assert again.world > serve.world
@@ -288,7 +288,7 @@ def test_a_source_that_arrives_when_its_world_is_closed_is_compiled_in_the_next_
 def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
     play = Play("2x1x1")
     with_function(play)
-    first, second = (runs(play.say(m.Launch(1, (), (handle,), ()))) for handle in (11, 12))
+    first, second = (runs(play.send(m.Launch(1, (), (handle,), ()))) for handle in (11, 12))
     for each in (first, second):
         play.report(0, m.Failed(each[0].sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
     sent = sent_until(play, 20)
@@ -301,13 +301,13 @@ def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
 def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_island_restarted(is_back):
     play = Play("2x1x1")
     with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(1, m.Done(((second.sequence, 0, 1),)))
     play.lose(1, "its connection broke")
     if is_back:
-        play.say(m.FailureAcknowledged((1,), (), ()))
+        play.send(m.FailureAcknowledged((1,), (), ()))
         play.join_again(1)
-        (again,) = of(play.say(m.Recompile(1, 950)), m.JoinWorld)
+        (again,) = of(play.send(m.Recompile(1, 950)), m.JoinWorld)
         play.report(0, m.WorldServed(again.world, "unix:/again"))
     play.outbox()
     sent = sent_until(play, 20)
@@ -341,7 +341,7 @@ def test_a_tenants_worlds_are_limited_and_idle_ones_are_closed():
     assert ready.status.code == Code.RESOURCE_EXHAUSTED
     assert f"on {MAX_WORLDS} different sets" in ready.status.message
     for number in range(1, MAX_WORLDS + 1):
-        play.say(m.ReleaseFunction(number))
+        play.send(m.ReleaseFunction(number))
     closed = of(registered(play, 99, pairs[MAX_WORLDS]), m.CloseWorld)
     assert len({each.world for each in closed}) == MAX_WORLDS - IDLE_WORLDS
 
@@ -349,13 +349,13 @@ def test_a_tenants_worlds_are_limited_and_idle_ones_are_closed():
 def test_an_idle_world_with_a_run_in_flight_is_not_closed():
     play = Play("6x1x1")
     serve = with_function(play)
-    runs(play.say(m.Launch(1, (), (11,), ())))
-    play.say(m.ReleaseProgram(1))
-    play.say(m.ReleaseFunction(1))
+    runs(play.send(m.Launch(1, (), (11,), ())))
+    play.send(m.ReleaseProgram(1))
+    play.send(m.ReleaseFunction(1))
     others = [(0, 2), (0, 3), (0, 4), (0, 5), (1, 2)]
     for number, devices in enumerate(others, 10):
         registered(play, number, devices)
-        play.say(m.ReleaseFunction(number))
+        play.send(m.ReleaseFunction(number))
     closed = {each.world for each in of(registered(play, 99, (1, 3)), m.CloseWorld)}
     assert closed
     assert serve.world not in closed
@@ -383,11 +383,11 @@ def test_functions_of_a_world_that_cannot_start_fail_on_all_hosts_and_the_next_o
 def test_functions_that_are_lost_with_a_world_are_compiled_again_and_launches_wait_for_them():
     play = Play("2x1x1")
     with_function(play)
-    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
     (successor,) = of([message for _, message in sent_until(play, 10)], m.JoinWorld)
     play.report(1, m.Failed(second.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
-    waits = runs(play.say(m.Launch(1, (), (12,), ())))
+    waits = runs(play.send(m.Launch(1, (), (12,), ())))
     assert len(waits) == 2, "they wait on their hosts"
     asked = of(play.report(1, m.WorldFailed(successor.world, CANNOT_JOIN)), m.SendSources)
     assert asked == [m.SendSources(((1, (0, 1)),))]
@@ -400,8 +400,8 @@ def test_functions_that_are_lost_with_a_world_are_compiled_again_and_launches_wa
     assert error.message == "no free port (in f)"
     play.outbox()
     play.controller = check_dump(play.controller)
-    assert runs(play.say(m.Launch(1, (), (13,), ()))) == [], "the function is not compiled again"
-    sent = play.say(m.Recompile(1, 950))
+    assert runs(play.send(m.Launch(1, (), (13,), ()))) == [], "the function is not compiled again"
+    sent = play.send(m.Recompile(1, 950))
     for host in (0, 1):
         sent += play.report(host, m.FeedsArrived(play.session, (950,)))
     (again,) = of(sent, m.JoinWorld)
@@ -438,9 +438,9 @@ def test_a_function_whose_first_compilation_lost_its_island_is_ready_when_it_is_
     play.lose(1, "its connection broke")
     (close,) = of(play.outbox(), m.CloseWorld)
     assert of(play.report(0, m.Compiled(name, close.status, b"", 0.1, False)), m.FunctionReady) == []
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     play.join_again(1)
-    play.say(m.Recompile(1, 950))
+    play.send(m.Recompile(1, 950))
     for host in (0, 1):
         play.report(host, m.FeedsArrived(play.session, (950,)))
     first = play.report(1, m.Compiled(name, OK, b"", 0.1, False))
@@ -453,15 +453,15 @@ def with_function_of_one_island(play: Play) -> None:
     """Compile a function on device 0, and register program 2, which calls it."""
     compiles = of(registered(play, 2, (0,)), m.Compile)
     play.report(0, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
-    play.say(m.RegisterProgram(2, single("g", (), Call(2, (), (on(0),), (0,)))))
+    play.send(m.RegisterProgram(2, single("g", (), Call(2, (), (on(0),), (0,)))))
 
 
 def restart_0(play: Play) -> None:
     """Restart island 0. Its session compiles function 2 again, but no function of several islands."""
     play.lose(0, "its connection broke")
-    play.say(m.FailureAcknowledged((0,), (), ()))
+    play.send(m.FailureAcknowledged((0,), (), ()))
     play.join_again(0)
-    sent = [*play.say(m.Recompile(2, 950)), *play.report(0, m.FeedsArrived(play.session, (950,)))]
+    sent = [*play.send(m.Recompile(2, 950)), *play.report(0, m.FeedsArrived(play.session, (950,)))]
     play.report(0, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
 
 
@@ -470,9 +470,9 @@ def test_a_restarted_island_does_not_wait_for_functions_of_an_island_that_is_los
     with_function(play)
     with_function_of_one_island(play)
     play.engine(m.IslandNotRestarted(1, "it failed too often"))
-    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.send(m.FailureAcknowledged((1,), (), ()))
     restart_0(play)
-    assert len(runs(play.say(m.Launch(2, (), (12,), ())))) == 1
+    assert len(runs(play.send(m.Launch(2, (), (12,), ())))) == 1
 
 
 def test_an_island_stops_waiting_for_functions_of_an_island_that_fails_meanwhile():
@@ -480,7 +480,7 @@ def test_an_island_stops_waiting_for_functions_of_an_island_that_fails_meanwhile
     with_function(play)
     with_function_of_one_island(play)
     restart_0(play)
-    assert runs(play.say(m.Launch(2, (), (12,), ()))) == [], "function 1 is not compiled again"
+    assert runs(play.send(m.Launch(2, (), (12,), ()))) == [], "function 1 is not compiled again"
     play.lose(1, "its connection broke")
     assert len(runs(play.outbox())) == 1
 
@@ -489,8 +489,8 @@ def test_a_function_of_an_island_that_ended_meanwhile_is_not_compiled_again():
     play = Play("2x1x1")
     sent = registered(play)
     play.engine(m.IslandNotRestarted(1, "it failed too often"))
-    play.say(m.FailureAcknowledged((1,), (), ()))
-    assert of(play.say(m.Recompile(1, 950)), m.Compile) == []
+    play.send(m.FailureAcknowledged((1,), (), ()))
+    assert of(play.send(m.Recompile(1, 950)), m.Compile) == []
     assert of(play.report(0, m.FeedsArrived(play.session, (950,))), m.DropFeed) == [m.DropFeed(play.session, 950)]
     compiled = play.report(0, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
     (ready,) = of(compiled, m.FunctionReady)

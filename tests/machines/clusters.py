@@ -64,7 +64,7 @@ class Process:
         return self._bed.pid_of(self.process)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(line for _, line in self.lines)
 
     def line(self, holds: Callable[[str], bool], since: float = 0.0, seconds: float = 60.0) -> tuple[float, str]:
@@ -84,7 +84,7 @@ class Process:
             with self._changed:
                 over = self._changed.wait_for(is_settled, POLL_SECONDS)
         line = found()
-        assert line is not None, f"{'no such line' if over else 'nothing'} within {seconds} s of:\n{self.said}"
+        assert line is not None, f"{'no such line' if over else 'nothing'} within {seconds} s of:\n{self.output}"
         return line
 
     def wait(self, seconds: float = 60.0) -> int:
@@ -157,7 +157,7 @@ class MachineCluster(Commands):
             directory = f"/tmp/atoll-{os.getuid()}/default"
             shown = self.start("m0", ["cat", f"{directory}/join", f"{directory}/join-hosts"])
             shown.wait()
-            self.join, self._host_join = shown.said.split()
+            self.join, self._host_join = shown.output.split()
 
     def host(self, machine: str, *options: str, under: tuple[str, ...] = (), **more: str) -> Process:
         """Start a host agent on a machine. `under` is a command that runs it, with its options."""
@@ -172,7 +172,7 @@ class MachineCluster(Commands):
         return process
 
     def status(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(self.atoll("status", "--json").said)
+        report: dict[str, Any] = json.loads(self.atoll("status", "--json").output)
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
@@ -206,4 +206,4 @@ class MachineCluster(Commands):
 
     def log(self) -> str:
         """Return the output of all processes, for a failed test."""
-        return "\n".join(f"--- {each.machine}: {each.process.args!r}\n{each.said}" for each in self.processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args!r}\n{each.output}" for each in self.processes)

@@ -94,7 +94,7 @@ class RayMachines(Commands):
         """Return the clients' join token of the cluster that a machine started."""
         shown = self.start(machine, ["cat", f"/tmp/atoll-{os.getuid()}/default/join"])
         shown.wait()
-        return shown.said
+        return shown.output
 
     def script(self, machine: str, code: str, address: str, **more: str) -> Process:
         """Start a user's script on a machine."""
@@ -105,9 +105,9 @@ class RayMachines(Commands):
         asked = self.atoll("status", "--json")
         asked.wait()
         try:
-            report: dict[str, Any] = json.loads(asked.said)
+            report: dict[str, Any] = json.loads(asked.output)
         except ValueError:
-            return {"islands": [{"waits_for": "", "state": asked.said}], "machines": []}
+            return {"islands": [{"waits_for": "", "state": asked.output}], "machines": []}
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
@@ -122,17 +122,17 @@ class RayMachines(Commands):
         """Let Ray drain a node, as for a provider that takes the machine back after this many seconds."""
         look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_NODES)])
         look.wait()
-        node = json.loads(look.said.splitlines()[-1])[self.bed.address(name)]
+        node = json.loads(look.output.splitlines()[-1])[self.bed.address(name)]
         reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot")
         where = ("--address", f"{self.bed.address(self.bed.names[0])}:{PORT}", "--node-id", node)
-        told = self.start("m0", [*_RAY, "drain-node", *where, *reason, "--deadline-remaining-seconds", str(seconds)])
-        assert told.wait() == 0, told.said
+        drain = self.start("m0", [*_RAY, "drain-node", *where, *reason, "--deadline-remaining-seconds", str(seconds)])
+        assert drain.wait() == 0, drain.output
 
     def has(self) -> list[str]:
         """Return Ray's actors and placement groups."""
         look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_HAS)])
         look.wait()
-        found: list[str] = json.loads(look.said.splitlines()[-1])
+        found: list[str] = json.loads(look.output.splitlines()[-1])
         return found
 
     def running(self, machine: str, text: str) -> list[int]:
@@ -151,4 +151,4 @@ class RayMachines(Commands):
 
     def log(self) -> str:
         """Return the output of all processes, for a failed test."""
-        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)
+        return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.output}" for each in self.processes)

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def output(bed: Machines, name: str, *command: str, timeout: float = 20.0) -> str:
     process = bed.popen(name, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said, _ = process.communicate(timeout=timeout)
-    return said.strip()
+    printed, _ = process.communicate(timeout=timeout)
+    return printed.strip()
 
 
 def reaches(bed: Machines, sender: str, receiver: str, seconds: float = 1.0) -> bool:
@@ -73,8 +73,8 @@ def test_packets_are_lost_silently_one_way_and_one_pair_at_a_time(machines: Mach
         assert listener.stdout.readline() == "ready\n"
         send = f"import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'hello', ('{receiver}', 5000))"
         output(machines, sender, sys.executable, "-S", "-c", send)
-        said, _ = listener.communicate(timeout=20)
-        assert (said == "hello\n") == arrives, (sender, receiver)
+        printed, _ = listener.communicate(timeout=20)
+        assert (printed == "hello\n") == arrives, (sender, receiver)
     assert not reaches(machines, "m0", "m1", 0.3)
     machines.heal()
     assert reaches(machines, "m0", "m1")

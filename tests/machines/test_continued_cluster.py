@@ -96,9 +96,9 @@ def test_running_work_goes_on_when_the_machine_of_controller_and_engine_has_rest
     cluster.start("m2", ["kill", "-9", str(before[1])]).wait()
     cluster.wait_until(lambda report: report["islands"][1]["restarts"] > 0)
     cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])
-    said = cluster.script("m2", "import jax; print(len(jax.devices()))")
-    assert said.wait() == 0, said.said
-    assert said.said.splitlines()[-1] == "4"
+    output = cluster.script("m2", "import jax; print(len(jax.devices()))")
+    assert output.wait() == 0, output.output
+    assert output.output.splitlines()[-1] == "4"
 
 
 @long
@@ -110,9 +110,9 @@ def test_running_work_goes_on_when_only_the_engine_was_killed_and_the_cluster_is
     lost = time.monotonic()
     record = cluster.start("m0", ["cat", f"/tmp/atoll-{os.getuid()}/default/cluster.json"])
     record.wait()
-    cluster.start("m0", ["kill", "-9", str(json.loads(record.said)["pid"])]).wait()
+    cluster.start("m0", ["kill", "-9", str(json.loads(record.output)["pid"])]).wait()
     cluster.up.process.wait(30)
     up_again(cluster, options)
     script.line(lambda line: line.startswith("step "), since=lost + 1.5)
     assert script.process.poll() is None
-    assert json.loads(cluster.atoll("status", "--json").said)["sessions"]
+    assert json.loads(cluster.atoll("status", "--json").output)["sessions"]

@@ -28,11 +28,11 @@ def losses(commands: Commands, machine: str, **where: str) -> list[str]:
     out = "/tmp/losses.json"
     command = [sys.executable, str(ROOT / "examples" / "gpt.py"), "--quiet", "--steps", str(STEPS), "--losses-out", out]
     demo = commands.start(machine, command, JAX_PLATFORMS="atoll", **where)
-    assert demo.wait(DEMO_SECONDS) == 0, demo.said
-    print(demo.said)
+    assert demo.wait(DEMO_SECONDS) == 0, demo.output
+    print(demo.output)
     shown = commands.start(machine, ["cat", out])
     shown.wait()
-    found: list[str] = json.loads(shown.said)["losses"]
+    found: list[str] = json.loads(shown.output)["losses"]
     assert len(found) == STEPS
     return found
 

@@ -47,7 +47,7 @@ def make_cluster(make_machines: Callable[..., Machines], program_cache: Path) ->
 
     yield make
     for each in made:
-        print(each.atoll("status").said, each.log(), sep="\n")
+        print(each.atoll("status").output, each.log(), sep="\n")
         each.__exit__()
 
 
@@ -81,7 +81,7 @@ def test_two_hosts_of_an_island_that_cannot_hear_each_other_are_both_named_and_n
     back, _ = script.line(lambda line: line == "kept 140.0", lost)
     print("back after", back - lost)
     assert back - lost < cluster.restart_seconds(10)
-    assert "refused" not in script.said
+    assert "refused" not in script.output
     assert all(each.process.poll() is None for each in hosts)
 
 
@@ -102,7 +102,7 @@ def test_an_island_whose_hosts_were_divided_for_long_is_back_soon_after_they_hea
     back, _ = script.line(lambda line: line == "kept 140.0", healed)
     print("back after", back - healed)
     assert back - healed < cluster.restart_seconds(5)
-    assert "refused" not in script.said
+    assert "refused" not in script.output
 
 
 @long
@@ -122,7 +122,7 @@ def test_of_three_hosts_the_two_that_cannot_hear_each_other_are_found_though_nei
     assert lost - struck < LEASE + 3
     cluster.bed.heal()
     script.line(lambda line: line == "kept 55.0", lost)
-    assert "refused" not in script.said
+    assert "refused" not in script.output
 
 
 @long
@@ -138,7 +138,7 @@ def test_two_hosts_that_cannot_hear_each_other_for_less_than_the_lease_lose_noth
     cluster.bed.heal()
     healed = time.monotonic()
     script.line(lambda line: line == "kept 140.0", healed + LEASE)
-    assert "lost" not in script.said
+    assert "lost" not in script.output
 
 
 @long
@@ -166,8 +166,8 @@ def test_islands_that_cannot_hear_each_other_fail_what_goes_between_them_and_not
     back, _ = script.line(lambda line: line == "right", healed)
     print("back after", back - healed)
     assert back - healed < 10
-    assert "WRONG" not in script.said
-    assert "lost" not in alone.said
+    assert "WRONG" not in script.output
+    assert "lost" not in alone.output
     assert [island["restarts"] for island in cluster.status()["islands"]] == [0, 0]
     assert all(each.process.poll() is None for each in hosts)
 

@@ -50,4 +50,4 @@ def test_end_to_end_tests_pass_over_two_machines(
         files = [f"{ROOT}/tests/end_to_end/test_{each}.py" for each in FILES]
         command = [sys.executable, "-m", "pytest", f"--rootdir={ROOT}", f"--config-file={ROOT}/pyproject.toml"]
         tests = cluster.start("m3", [*command, *options, *left_out, *files], **given)
-        assert tests.wait(280) == 0, tests.said
+        assert tests.wait(280) == 0, tests.output

@@ -80,7 +80,7 @@ def make_cluster(make_machines: Callable[..., Machines], program_cache: Path) ->
 
     yield make
     for each in made:
-        print(each.atoll("status").said, each.log(), sep="\n")
+        print(each.atoll("status").output, each.log(), sep="\n")
         each.__exit__()
 
 
@@ -129,7 +129,7 @@ def test_a_worker_that_is_stopped_is_named_and_when_it_goes_on_another_has_its_p
     back, _ = script.line(lambda line: line == "kept 140.0", lost)
     print("back after", back - lost)
     assert not worker.is_running()
-    assert "refused" not in script.said
+    assert "refused" not in script.output
 
 
 @long
@@ -168,10 +168,10 @@ def test_a_slow_link_loses_nothing(make_cluster: Make, fault: str) -> None:
         cluster.bed.delay("m2", 200)
     slow = time.monotonic()
     large = cluster.script("m3", LARGE)
-    assert large.wait(120) == 0, large.said
-    assert large.said.split() == ["right"] * 3
+    assert large.wait(120) == 0, large.output
+    assert large.output.split() == ["right"] * 3
     script.line(lambda line: line == "kept 140.0", slow + 2 * LEASE)
-    assert "lost" not in script.said
+    assert "lost" not in script.output
     assert [worker_of(agent_on(cluster, machine)).pid for machine in ("m1", "m2")] == workers
 
 
@@ -186,7 +186,7 @@ def test_the_session_of_a_client_whose_machine_is_gone_ends_and_frees_what_it_ha
     print("its session was over after", time.monotonic() - struck)
     assert time.monotonic() - struck < CLIENT_LEASE + 5
     other.line(lambda line: line == "kept 140.0", time.monotonic())
-    assert "lost" not in other.said
+    assert "lost" not in other.output
 
 
 @long
@@ -214,11 +214,11 @@ def test_a_client_that_is_cut_off_from_a_data_port_is_told_which(make_cluster: M
     struck = time.monotonic()
     cluster.bed.drop_both("m2", "m3")
     status = script.wait(LEASE + 20)
-    told = time.monotonic()
-    print("told after", told - struck, script.said[-1000:])
+    reported = time.monotonic()
+    print("told after", reported - struck, script.output[-1000:])
     assert status == 1
-    assert "the data port of host 1 is gone: the other side was silent for" in script.said
-    assert told - struck < LEASE + 8
+    assert "the data port of host 1 is gone: the other side was silent for" in script.output
+    assert reported - struck < LEASE + 8
     assert [island["restarts"] for island in cluster.status()["islands"]] == [0]
 
 

@@ -49,7 +49,7 @@ def cluster(four: Machines, program_cache: Path) -> Iterator[MachineCluster]:
     """Start an island of two hosts on m1 and m2, for a script on m3."""
     with MachineCluster(four, "1x2x2", None, "--lease", str(LEASE)) as cluster:
         yield cluster
-        print(cluster.atoll("status").said, cluster.log(), sep="\n")  # pytest shows this output if the test fails
+        print(cluster.atoll("status").output, cluster.log(), sep="\n")  # pytest shows this output if the test fails
 
 
 def started(cluster: MachineCluster) -> tuple[Process, Process, Process]:
@@ -118,7 +118,7 @@ def test_silence_shorter_than_the_lease_loses_nothing(cluster: MachineCluster) -
     cluster.bed.join("m2")
     joined = time.monotonic()
     script.line(lambda line: line == "kept 140.0", joined + 1)
-    assert "lost" not in script.said
+    assert "lost" not in script.output
     assert (worker_of(first).pid, worker_of(second).pid) == workers
 
 
@@ -154,7 +154,7 @@ def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineClust
     assert "of island 0" in text
     assert lost - struck < LEASE + 3
     script.line(lambda line: line == "kept 140.0", lost)
-    assert "refused" not in script.said  # no program is blamed
+    assert "refused" not in script.output  # no program is blamed
 
 
 @long

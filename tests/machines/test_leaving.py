@@ -114,7 +114,7 @@ def test_where_nothing_can_be_moved_a_machine_that_leaves_goes_on_for_its_grace_
     assert 2 <= ended - struck < 6
     lost, text = script.line(lambda line: line.startswith("lost"), struck)
     assert "m1 left: SIGTERM" in text
-    assert "SIGTERM: leaving; the cluster has 2 s to move what is on host 0 of island 0" in first.said
+    assert "SIGTERM: leaving; the cluster has 2 s to move what is on host 0 of island 0" in first.output
     script.line(lambda line: line == "kept 140.0", lost)
     (host,) = cluster.status()["islands"][0]["hosts"]
     assert host["machine"] == "m2"
@@ -134,8 +134,8 @@ def test_an_idle_island_whose_machine_leaves_starts_on_a_spare_at_once(
     assert second.wait(45) == 0, "before its grace is over"
     cluster.wait_until(lambda report: report["islands"][0]["state"] == "ready")
     assert [each["machine"] for each in cluster.status()["islands"][0]["hosts"]] == ["m1", "m3"]
-    assert "SIGTERM: leaving" in second.said
-    assert "this machine is host 1 of island 0 (rank 1 of 2): its worker starts" in third.said
+    assert "SIGTERM: leaving" in second.output
+    assert "this machine is host 1 of island 0 (rank 1 of 2): its worker starts" in third.output
     assert [each["kind"] for each in cluster.status()["events"] if each["kind"] == "refused"] == []
 
 
@@ -175,7 +175,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
     hosts = [cluster.host("m1"), cluster.host("m2", "--stay")]
     cluster.is_up()
     workers = [worker_of(host) for host in hosts]
-    assert "has ended" in cluster.atoll("down").said
+    assert "has ended" in cluster.atoll("down").output
     assert hosts[0].wait(10) == 0
     for worker in workers:
         worker.wait(5)
@@ -184,7 +184,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
     for host in ("m1", "m2"):
         listing = cluster.start(host, ["sh", "-c", "ls /tmp /dev/shm"])
         listing.wait()
-        assert "atoll" not in listing.said
+        assert "atoll" not in listing.output
 
 
 @long

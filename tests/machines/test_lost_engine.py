@@ -56,7 +56,7 @@ def standby(cluster: MachineCluster, machine: str, of: str, directory: str = "/t
     shown = cluster.start("m0", ["cat", "/tmp/authority"])
     shown.wait()
     copy = ["sh", "-c", 'umask 077; printf %s "$KEPT" > /tmp/authority']
-    assert cluster.start(machine, copy, KEPT=shown.said).wait() == 0
+    assert cluster.start(machine, copy, KEPT=shown.output).wait() == 0
     listen = ("--listen", f"{cluster.bed.address(machine)}:{PORT}", "--journal", "/tmp/journal")
     follows = ("--standby", f"{cluster.bed.address(of)}:{PORT}")
     process = cluster.start(machine, [*ATOLL, "up", "--foreground", *follows, *listen, *KEPT])
@@ -67,11 +67,11 @@ def standby(cluster: MachineCluster, machine: str, of: str, directory: str = "/t
 def wait_until(cluster: MachineCluster, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
-        said = cluster.atoll("status", "--json", machine="m1").said
-        report = json.loads(said) if said.startswith("{") else {}
+        output = cluster.atoll("status", "--json", machine="m1").output
+        report = json.loads(output) if output.startswith("{") else {}
         if report and holds(report):
             return
-        assert time.monotonic() < deadline, said
+        assert time.monotonic() < deadline, output
         time.sleep(0.3)
 
 
@@ -105,7 +105,7 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
     wait_until(cluster, lambda report: states(report) == ["ready", "ready", "ready"])
     print(f"all islands after {time.monotonic() - lost:.1f} s")
 
-    report = json.loads(cluster.atoll("status", "--json", machine="m1").said)
+    report = json.loads(cluster.atoll("status", "--json", machine="m1").output)
     after = workers(report)
     assert after[1:] == before[1:], "these workers were adopted"
     script.line(lambda line: line.startswith("step "), since=time.monotonic())
@@ -115,6 +115,6 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
     cluster.start("m2", ["kill", "-9", str(after[1])]).wait()
     wait_until(cluster, lambda report: states(report)[1] != "ready" or report["islands"][1]["restarts"] > 0)
     wait_until(cluster, lambda report: states(report) == ["ready", "ready", "ready"])
-    said = cluster.script("m2", "import jax; print(len(jax.devices()))")
-    assert said.wait() == 0, said.said
-    assert said.said.splitlines()[-1] == "6"
+    output = cluster.script("m2", "import jax; print(len(jax.devices()))")
+    assert output.wait() == 0, output.output
+    assert output.output.splitlines()[-1] == "6"

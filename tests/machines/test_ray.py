@@ -93,7 +93,7 @@ def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_lea
         assert is_back(script, struck) - struck < 60, text
         print(f"{kind.name} to {text}: back after {is_back(script, struck) - struck:.1f} s")
         assert len(ray.running("m1", "atoll.worker.worker_main")) == 1
-    assert "refused" not in script.said  # no program is blamed
+    assert "refused" not in script.output  # no program is blamed
     down = ray.atoll("down")
     assert down.wait() == 0
     assert ray.has() == []
@@ -102,7 +102,7 @@ def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_lea
     for machine in ray.bed.names:
         listing = ray.start(machine, ["sh", "-c", "ls /tmp /dev/shm"])
         listing.wait()
-        assert "atoll-ray" not in listing.said
+        assert "atoll-ray" not in listing.output
 
 
 def test_a_raylet_that_is_killed_takes_its_host_along_and_the_island_is_back_when_the_node_is(ray: RayMachines) -> None:
@@ -179,7 +179,7 @@ def test_a_computation_over_islands_is_moved_with_its_arrays_from_a_node_that_ra
 def test_a_start_that_ray_has_no_room_for_says_what_is_missing_and_goes_on_when_it_is_there(ray: RayMachines) -> None:
     given_up = ray.atoll(*UP, "1x3x1", "--wait", "5")
     assert given_up.wait() == 1
-    assert "was not up within 5 s: island 0 waits for 3 of 3 hosts: ranks 0, 1, 2; Ray is asked for" in given_up.said
+    assert "was not up within 5 s: island 0 waits for 3 of 3 hosts: ranks 0, 1, 2; Ray is asked for" in given_up.output
     assert ray.has() == []
     waiting = ray.atoll(*UP, "2x1x2", "--ray-resources", "CPU=2,rack=1", "--ray-labels", "zone=a")
 
@@ -209,7 +209,7 @@ def test_where_the_actor_of_the_engine_is_killed_the_cluster_ends_and_nothing_is
     nothing_is_left(ray)
     down = ray.atoll("status")
     assert down.wait() == 1
-    assert "no cluster is up" in down.said
+    assert "no cluster is up" in down.output
 
 
 def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_engine(ray: RayMachines) -> None:
@@ -232,7 +232,7 @@ def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_e
             time.sleep(0.1)
         print(f"{text}: there again after {time.monotonic() - struck:.1f} s")
         script.line(lambda line: line == "kept 140.0", time.monotonic() + 1)
-    assert "lost" not in script.said
+    assert "lost" not in script.output
     assert ray.running("m0", "atoll.engines.engine_main") == engine
     (worker,) = ray.running("m1", "atoll.worker.worker_main")
     struck = time.monotonic()
@@ -280,14 +280,14 @@ def test_any_machine_with_the_join_string_runs_scripts_on_a_cluster_shows_it_and
     joins = {"ATOLL_JOIN": ray.join_token()}
     stranger = ray.script("m2", "import jax; jax.devices()", address)
     assert stranger.wait() != 0
-    assert "needs the cluster's join token" in stranger.said
+    assert "needs the cluster's join token" in stranger.output
     assert ray.script("m2", "import jax; print(len(jax.devices()), 'devices')", address, **joins).wait() == 0
     shown = ray.start("m1", ray.atoll_command("status"), **joins)
     assert shown.wait() == 0
-    assert "ready" in shown.said
+    assert "ready" in shown.output
     ended = ray.start("m1", ray.atoll_command("down"), **joins)
     assert ended.wait() == 0
-    assert "has ended" in ended.said
+    assert "has ended" in ended.output
     nothing_is_left(ray)
 
 
@@ -325,7 +325,7 @@ def test_a_second_cluster_of_the_same_name_is_refused(ray: RayMachines) -> None:
     up(ray, "1x1x1")
     again = ray.start("m1", ray.atoll_command(*UP, "1x1x1"))
     assert again.wait() == 1
-    assert "there is a cluster named default on this Ray cluster" in again.said
+    assert "there is a cluster named default on this Ray cluster" in again.output
     other = ray.start("m1", ray.atoll_command(*UP, "1x1x1", "--name", "other"))
     other.line(lambda line: line.startswith("tls://10.77.0.2:"), seconds=90)
 
@@ -334,14 +334,14 @@ def test_a_start_that_was_killed_is_ended_by_its_name_from_any_node(ray: RayMach
     start = ray.atoll(*UP, "2x1x1")
     deadline = time.monotonic() + 60
     while not ray.running("m0", "atoll.controller_process.controller_main"):
-        assert time.monotonic() < deadline, start.said
+        assert time.monotonic() < deadline, start.output
     os.kill(start.pid, signal.SIGKILL)
     by_name = ray.atoll_command("down", "--ray-address", "auto")
     ended = ray.start("m1", by_name)
     assert ended.wait() == 0
-    assert ended.said == "cluster default on the Ray cluster at auto has ended"
+    assert ended.output == "cluster default on the Ray cluster at auto has ended"
     assert ray.has() == []
     no_process_is_left(ray)
     again = ray.start("m1", by_name)
     assert again.wait() == 1
-    assert "no cluster named default on the Ray cluster at auto" in again.said
+    assert "no cluster named default on the Ray cluster at auto" in again.output

@@ -65,16 +65,16 @@ def python_processes(host: Process) -> list[psutil.Process]:
 def directories(cluster: MachineCluster, machine: str) -> str:
     listing = cluster.start(machine, ["find", "/tmp", "-maxdepth", "2", "-name", "atoll-*"])
     listing.wait()
-    return listing.said
+    return listing.output
 
 
 def test_python_on_the_hosts_is_one_program_over_machines(cluster: MachineCluster, hosts: list[Process]) -> None:
     script = cluster.script("m3", PYTHON)
-    assert script.wait(90) == 0, script.said
-    assert "sum [6.0, 7.0, 8.0, 9.0]" in script.said
-    assert "batches [[0.0, 0.0, 1.0, 1.0], [10.0, 10.0, 11.0, 11.0]]" in script.said
+    assert script.wait(90) == 0, script.output
+    assert "sum [6.0, 7.0, 8.0, 9.0]" in script.output
+    assert "batches [[0.0, 0.0, 1.0, 1.0], [10.0, 10.0, 11.0, 11.0]]" in script.output
     for rank, host in enumerate(hosts):
-        assert f"on m{rank + 1} process {rank} of 2" in host.said
+        assert f"on m{rank + 1} process {rank} of 2" in host.output
 
 
 def test_a_python_process_that_is_lost_is_replaced_on_all_machines(
@@ -166,11 +166,11 @@ def test_callbacks_profiles_and_executables_cross_machines(cluster: MachineClust
         print("profiles", files)
         """,
     )
-    assert script.wait(90) == 0, script.said
-    assert "called [0.0, 4.0, 8.0, 12.0] {'m3'}" in script.said
-    assert sorted(line for line in script.said.splitlines() if line.startswith("shard")) == [
+    assert script.wait(90) == 0, script.output
+    assert "called [0.0, 4.0, 8.0, 12.0] {'m3'}" in script.output
+    assert sorted(line for line in script.output.splitlines() if line.startswith("shard")) == [
         f"shard [{number}.]" for number in range(4)
     ]
-    assert "home [1.0, 2.0, 3.0, 4.0]" in script.said
-    assert "the same True" in script.said
-    assert "profiles ['host_0.xplane.pb', 'host_1.xplane.pb', 'm3.xplane.pb']" in script.said
+    assert "home [1.0, 2.0, 3.0, 4.0]" in script.output
+    assert "the same True" in script.output
+    assert "profiles ['host_0.xplane.pb', 'host_1.xplane.pb', 'm3.xplane.pb']" in script.output

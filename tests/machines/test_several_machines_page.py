@@ -24,9 +24,9 @@ def blocks(language: str) -> list[str]:
 def copy(commands: Commands, name: str, machine: str) -> None:
     """Copy a file of the home directory on m0 to that of another machine."""
     shown = commands.start("m0", ["cat", f"/tmp/home/{name}"])
-    assert shown.wait() == 0, shown.said
-    copied = commands.start(machine, ["bash", "-c", f"echo '{shown.said.strip()}' > /tmp/home/{name}"])
-    assert copied.wait() == 0, copied.said
+    assert shown.wait() == 0, shown.output
+    copied = commands.start(machine, ["bash", "-c", f"echo '{shown.output.strip()}' > /tmp/home/{name}"])
+    assert copied.wait() == 0, copied.output
 
 
 @long
@@ -46,14 +46,14 @@ def test_the_commands_of_the_page_print_what_it_shows(machines: Machines) -> Non
             if machine != "m0":
                 copy(commands, "join-hosts", machine)
             hosts.append(shell(machine, host))
-        assert first.wait() == 0, first.said
+        assert first.wait() == 0, first.output
         for line in is_up.splitlines():
-            assert line.strip() in first.said
+            assert line.strip() in first.output
         copy(commands, "join", "m2")
         ran = shell("m2", script)
-        assert ran.wait() == 0, ran.said
-        assert result.strip() in ran.said
+        assert ran.wait() == 0, ran.output
+        assert result.strip() in ran.output
         assert shell("m0", down).wait() == 0
         assert [each.wait() for each in hosts] == [0, 0, 0]
         for line in joined.splitlines():
-            assert any(line in each.said for each in hosts)
+            assert any(line in each.output for each in hosts)

@@ -79,13 +79,13 @@ def test_the_page_makes_a_cluster_of_services_that_outlives_its_first_machine(ma
 
     def shell(machine: str, command: str, **more: str) -> str:
         ran = start(machine, named(command), **more)
-        assert ran.wait(120) == 0, ran.said
-        return ran.said
+        assert ran.wait(120) == 0, ran.output
+        return ran.output
 
     def output(machine: str, command: str) -> str:
         ran = start(machine, named(command))
         ran.wait(60)
-        return ran.said
+        return ran.output
 
     def copy(name: str, machine: str) -> None:
         content = shell("m0", f"cat {name}")
@@ -104,7 +104,7 @@ def test_the_page_makes_a_cluster_of_services_that_outlives_its_first_machine(ma
         for machine in ("m1", "m2"):
             copy("join-hosts", machine)
             by_hand.append(start(machine, f"exec {host}"))
-        assert first.wait(120) == 0, first.said
+        assert first.wait(120) == 0, first.output
         for name in ("authority", "tenants.toml", "research.token", "students.token", "service.token"):
             copy(name, "m1")
         shell("m1", standby)

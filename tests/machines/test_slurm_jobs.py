@@ -80,24 +80,24 @@ class Slurm(Commands):
         self.start("m0", ["slurmctld", "-D", "-i"])
         for name in self.bed.names:
             self.start(name, ["slurmd", "-D", "-N", name])
-        eventually(lambda: self.said("m0", "sinfo", "-h", "-o", "%t %D") == f"idle {MACHINES}", "all nodes are idle")
+        eventually(lambda: self.output("m0", "sinfo", "-h", "-o", "%t %D") == f"idle {MACHINES}", "all nodes are idle")
 
-    def said(self, machine: str, *command: str) -> str:
+    def output(self, machine: str, *command: str) -> str:
         process = self.start(machine, list(command))
         process.wait()
         self.forget(process)
-        return process.said
+        return process.output
 
     def submit(self, *arguments: str, script: str = "") -> Job:
         """Submit the script that `atoll slurm` prints for these arguments."""
-        printed = self.said("m0", "atoll", "slurm", *arguments)
+        printed = self.output("m0", "atoll", "slurm", *arguments)
         number = len(list(self.directory.glob("job-*.sh")))
         path, output = self.directory / f"job-{number}.sh", self.directory / f"job-{number}.out"
         path.write_text(printed)
         files = ("--output", str(output), "--error", str(output.with_suffix(".err")))
-        said = self.said("m0", "sbatch", "--parsable", *files, str(path))
-        assert re.fullmatch(r"\d+", said), said
-        return Job(self, int(said), output)
+        result = self.output("m0", "sbatch", "--parsable", *files, str(path))
+        assert re.fullmatch(r"\d+", result), result
+        return Job(self, int(result), output)
 
     def close(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -116,7 +116,7 @@ class Job:
         return self._output.read_text() if self._output.exists() else ""
 
     def field(self, name: str) -> str:
-        shown = self._slurm.said("m0", "scontrol", "show", "job", str(self.number))
+        shown = self._slurm.output("m0", "scontrol", "show", "job", str(self.number))
         found = re.search(rf"\b{name}=(\S+)", shown)
         return found[1] if found else ""
 
@@ -150,7 +150,9 @@ def slurm(make_machines: Callable[..., Machines]) -> Iterator[Slurm]:  # noqa: F
             yield made
         finally:
             print(
-                "\n".join(f"--- {each.machine}: {each.process.args!r}\n{each.said[-3000:]}" for each in made.processes)
+                "\n".join(
+                    f"--- {each.machine}: {each.process.args!r}\n{each.output[-3000:]}" for each in made.processes
+                )
             )
             made.close()
 
@@ -161,8 +163,8 @@ def has(command: str) -> bool:
 
 def leftovers(slurm: Slurm) -> list[str]:
     """Return Atoll's processes on all machines."""
-    found = (slurm.said(name, "pgrep", "-af", "atoll[.]") for name in slurm.bed.names)
-    return [line for said in found for line in said.splitlines() if "pgrep" not in line]
+    found = (slurm.output(name, "pgrep", "-af", "atoll[.]") for name in slurm.bed.names)
+    return [line for result in found for line in result.splitlines() if "pgrep" not in line]
 
 
 def test_a_job_is_a_cluster_over_its_nodes_and_ends_as_its_command_does(slurm: Slurm) -> None:
@@ -224,7 +226,7 @@ def test_a_controller_that_is_killed_continues_from_the_journal_of_the_job(slurm
     """
     job = slurm.submit("--islands", "1x2x1", "--journal", str(journals), "--", sys.executable, "-c", code)
     job.wait_for("step 5.0")
-    assert slurm.said("m0", "pkill", "-KILL", "-f", "controller_process[.]controller_main") == ""
+    assert slurm.output("m0", "pkill", "-KILL", "-f", "controller_process[.]controller_main") == ""
     assert job.wait() == ("COMPLETED", "0:0"), job.output
     assert "step 40.0" in job.output
     assert list(journals.iterdir()) == []
@@ -233,6 +235,6 @@ def test_a_controller_that_is_killed_continues_from_the_journal_of_the_job(slurm
 def test_a_job_that_is_cancelled_leaves_nothing(slurm: Slurm) -> None:
     job = slurm.submit("--islands", "1x2x1", "--", sys.executable, "-c", SUM + "; import time; time.sleep(300)")
     job.wait_for("2 6")
-    slurm.said("m0", "scancel", str(job.number))
+    slurm.output("m0", "scancel", str(job.number))
     assert job.wait()[0] == "CANCELLED", job.output
     eventually(lambda: leftovers(slurm) == [], "nothing is left")

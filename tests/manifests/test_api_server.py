@@ -239,8 +239,8 @@ class Pods:
         return self._user.start(sys.executable, "-u", "-c", textwrap.dedent(code), **environment)
 
     def status(self, pod: str) -> dict[str, Any]:
-        said = self._user.atoll("status", "--json", "--name", pod, **self._environment("controller"))
-        return json.loads(said.stdout) if said.returncode == 0 else {}
+        output = self._user.atoll("status", "--json", "--name", pod, **self._environment("controller"))
+        return json.loads(output.stdout) if output.returncode == 0 else {}
 
     def text(self, pod: str) -> str:
         return self._user.atoll("status", "--name", pod, **self._environment("controller")).stdout

@@ -438,7 +438,7 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "output"),
     [
         (("--name", "Under_score"), "beginning with a letter"),
         (("--resource", "cpu"), "expected KEY=VALUE"),
@@ -450,12 +450,12 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
         (("--tenants", "tenants.toml"), "invalid name 'An.other' for a Secret"),
     ],
 )
-def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], output: str, tmp_path: Path) -> None:
     (tmp_path / "tenants.toml").write_text('[tenant."An.other"]\ntoken = "aaaaaaaaaaaaaaaaaaaa"\n')
     options = tuple(str(tmp_path / each) if each == "tenants.toml" else each for each in options)
     refused = user.atoll("kubernetes", "--image", "a", "--islands", "1x1x1", *options)
     assert refused.returncode == 2
-    assert said in refused.stderr
+    assert output in refused.stderr
 
 
 def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, tenants: str, tmp_path: Path) -> None:

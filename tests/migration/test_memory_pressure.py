@@ -41,7 +41,7 @@ class PressurePlay(Play):
         if 2 not in self.controller.sessions[session].programs:
             self.with_put()
         self.report(0, m.FeedsArrived(session, (10_000 + handle,)))
-        return self.say(m.Launch(2, (), (handle,), (10_000 + handle,)))
+        return self.send(m.Launch(2, (), (handle,), (10_000 + handle,)))
 
     def at(self, now: float, silent: bool = False) -> list[Any]:
         self.tick(now, silent_sessions=(self.low, self.high) if silent else ())
@@ -64,22 +64,22 @@ def test_an_idle_array_of_a_lower_session_spills_and_comes_back_when_it_is_used(
     (put,) = of_kind(m.SpillRequest, play.at(1.0))
     assert (put.session, [handle for _, handle, _ in put.shards]) == (play.low, [5])
     assert of_kind(m.SpillRequest, play.at(2.0)) == [], "spills in progress count"
-    said = play.put(put)
-    assert of_kind(m.Free, said) == [m.Free(play.low, (5,))]
-    (run,) = runs(said)
+    replies = play.put(put)
+    assert of_kind(m.Free, replies) == [m.Free(play.low, (5,))]
+    (run,) = runs(replies)
     assert (run.session, run.results) == (play.high, (7,))
     play.done(run.sequence)
     # A launch uses the array: the controller restores it as soon as there is memory, and then starts the launch.
     play.session = play.low
     play.with_call()
-    (send,) = of_kind(m.SendSpilled, play.say(m.Launch(1, (5,), (9,), ())))
+    (send,) = of_kind(m.SendSpilled, play.send(m.Launch(1, (5,), (9,), ())))
     assert send.pieces[0][0] == play.pieces[0]
     assert runs(play.report(0, m.FeedsArrived(play.low, (send.pieces[0][1],)))) == []
     play.session = play.high
-    back, *rest = runs(play.say(m.Release((7,))))
+    back, *rest = runs(play.send(m.Release((7,))))
     assert (back.results, rest) == ((5,), [])
-    said = play.done(back.sequence)
-    assert of_kind(m.DropSpilled, said) == [m.DropSpilled(play.low, (play.pieces[0],))]
+    replies = play.done(back.sequence)
+    assert of_kind(m.DropSpilled, replies) == [m.DropSpilled(play.low, (play.pieces[0],))]
     assert play.controller.sessions[play.low].directory.entries[5].blocks
 
 
@@ -88,7 +88,7 @@ def test_what_spills_is_bounded():
     play.launch(play.high, 7)
     for now in range(1, 8):
         assert of_kind(m.SpillRequest, play.at(float(now))) == []
-    (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
+    (awaited,) = of_kind(m.Awaited, play.send(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
 
@@ -104,7 +104,7 @@ def test_what_its_host_has_no_memory_for_is_not_asked_again_at_once():
             puts = of_kind(m.SpillRequest, play.report(0, m.SpillReply(put.session, put.request, failure)))
         puts += of_kind(m.SpillRequest, play.at(float(now)))
     assert asked == [5, 6], "each once"
-    (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
+    (awaited,) = of_kind(m.Awaited, play.send(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
 
@@ -125,20 +125,20 @@ def test_an_array_that_is_used_meanwhile_stays():
     play.launch(play.high, 7)
     (put,) = of_kind(m.SpillRequest, play.at(1.0))
     play.session = play.low
-    play.say(m.Launch(2, (), (20,), (77,)))  # it awaits its bytes, and later launches wait behind it
+    play.send(m.Launch(2, (), (20,), (77,)))  # it awaits its bytes, and later launches wait behind it
     play.with_call()
-    play.say(m.Launch(1, (5,), (9,), ()))
-    said = play.put(put)
-    assert of_kind(m.Free, said) == []
-    assert of_kind(m.DropSpilled, said) == [m.DropSpilled(play.low, (play.pieces[0],))]
+    play.send(m.Launch(1, (5,), (9,), ()))
+    replies = play.put(put)
+    assert of_kind(m.Free, replies) == []
+    assert of_kind(m.DropSpilled, replies) == [m.DropSpilled(play.low, (play.pieces[0],))]
 
 
 def test_without_a_setting_it_fails_as_ever():
     play = PressurePlay()
     play.launch(play.high, 7)
-    said = [each for now in range(1, 8) for each in play.at(float(now))]
-    assert of_kind(m.SpillRequest, said) == []
-    (awaited,) = of_kind(m.Awaited, play.say(m.Await(1, (7,))))
+    replies = [each for now in range(1, 8) for each in play.at(float(now))]
+    assert of_kind(m.SpillRequest, replies) == []
+    (awaited,) = of_kind(m.Awaited, play.send(m.Await(1, (7,))))
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
 
 
@@ -148,14 +148,14 @@ def test_a_lower_session_is_suspended_for_memory_and_goes_on_when_there_is_room(
     play.launch(play.high, 7)
     assert of_kind(m.Quiesce, play.at(1.0)) == [m.Quiesce(1)]
     play.session = play.low
-    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
+    (put,) = of_kind(m.SpillRequest, play.send(m.Quiesced(1)))
     assert put.to_files == (where is SuspendLower.DISK)
     (run,) = runs(play.put(put))
     assert run.session == play.high
     play.done(run.sequence)
     assert of_kind(m.SendSpilled, play.at(2.0)) == []
     play.session = play.high
-    play.say(m.Release((7,)))
+    play.send(m.Release((7,)))
     (send,) = of_kind(m.SendSpilled, play.at(3.0))
     assert len(send.pieces) == 2
 
@@ -165,24 +165,24 @@ def test_who_does_not_come_to_rest_is_not_asked_again_at_once():
     play.launch(play.high, 7)
     assert of_kind(m.Quiesce, play.at(1.0)) == [m.Quiesce(1)]
     play.session = play.low
-    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
-    said = play.report(0, m.SpillReply(play.low, put.request, Status(Code.INTERNAL, "no memory")))
-    assert of_kind(m.Migrated, said) == [m.Migrated(1, ())]
+    (put,) = of_kind(m.SpillRequest, play.send(m.Quiesced(1)))
+    replies = play.report(0, m.SpillReply(play.low, put.request, Status(Code.INTERNAL, "no memory")))
+    assert of_kind(m.Migrated, replies) == [m.Migrated(1, ())]
     assert of_kind(m.Quiesce, play.at(2.0) + play.at(3.0)) == []
 
 
 def test_a_lower_session_makes_way_for_an_exclusive_slice():
     play = PressurePlay("1x1x1", suspend_lower=SuspendLower.MEMORY)
     play.session = play.high
-    said = play.say(m.AddSlice(1, SliceRequest(1, exclusive=True)))
-    assert (of_kind(m.SliceAdded, said), of_kind(m.Quiesce, said)) == ([], [m.Quiesce(1)])
+    replies = play.send(m.AddSlice(1, SliceRequest(1, exclusive=True)))
+    assert (of_kind(m.SliceAdded, replies), of_kind(m.Quiesce, replies)) == ([], [m.Quiesce(1)])
     play.session = play.low
-    (put,) = of_kind(m.SpillRequest, play.say(m.Quiesced(1)))
+    (put,) = of_kind(m.SpillRequest, play.send(m.Quiesced(1)))
     (added,) = of_kind(m.SliceAdded, play.put(put))
     assert added.status.ok
     assert of_kind(m.SendSpilled, play.at(1.0)) == []
     play.session = play.high
-    play.say(m.ReleaseSlice(added.slice))
+    play.send(m.ReleaseSlice(added.slice))
     (send,) = of_kind(m.SendSpilled, play.at(2.0))
     assert len(send.pieces) == 2
 
@@ -190,6 +190,6 @@ def test_a_lower_session_makes_way_for_an_exclusive_slice():
 def test_an_exclusive_slice_that_would_not_fit_suspends_nobody():
     play = PressurePlay("1x1x1", suspend_lower=SuspendLower.MEMORY)
     play.session = play.high
-    (added,) = of_kind(m.SliceAdded, play.say(m.AddSlice(1, SliceRequest(3, exclusive=True))))
+    (added,) = of_kind(m.SliceAdded, play.send(m.AddSlice(1, SliceRequest(3, exclusive=True))))
     assert added.status.code == Code.RESOURCE_EXHAUSTED
     assert play.controller.suspensions.by_session == {}

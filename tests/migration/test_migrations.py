@@ -23,14 +23,14 @@ class MovePlay(Play):
 
     def __init__(self, topology: str = "2x1x2", count: int = 1, **options: Any) -> None:
         super().__init__(topology, **options)
-        self.say(m.AddSlice(1, SliceRequest(count)))
+        self.send(m.AddSlice(1, SliceRequest(count)))
 
     def ask(self, island: int = 1, devices: tuple[int, ...] = (), number: int = 1) -> list[Any]:
         self.operator(m.RemapRequest(self.session, number, island, devices))
         return self.outbox()
 
     def quiesced(self, move: int = 1) -> list[Any]:
-        return self.say(m.Quiesced(move))
+        return self.send(m.Quiesced(move))
 
     @property
     def locations(self) -> dict[int, DeviceLocation]:
@@ -50,7 +50,7 @@ def test_a_move_step_by_step():
     # The session is quiet. Its function is compiled for the new devices; nothing else has changed so far.
     assert play.quiesced() == [m.SendSources(((1, (1,)),))]
     assert play.locations[0] == DeviceLocation(0, 0, 0)
-    assert play.say(m.Recompile(1, 77)) == []
+    assert play.send(m.Recompile(1, 77)) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     assert (compile_.session, compile_.feed, compile_.assignment) == (play.session, 77, (((0, 0),),))
     # The plans of two hosts copy the array. The proxy learns that this takes credits of its window.
@@ -63,18 +63,18 @@ def test_a_move_step_by_step():
     play.done(first.sequence)
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     # Everything else changes at once.
-    said = play.done(second.sequence, host=1)
+    replies = play.done(second.sequence, host=1)
     assert play.locations[0] == DeviceLocation(1, 1, 0)
-    (take_over,) = runs(said)
+    (take_over,) = runs(replies)
     assert (take_over.arguments, take_over.results) == ((copy,), (5,))
-    order = [type(each) for each in said]
-    frees = [each for each in said if isinstance(each, m.Free)]
+    order = [type(each) for each in replies]
+    frees = [each for each in replies if isinstance(each, m.Free)]
     assert frees[0] == m.Free(play.session, (5,))
     assert order.index(m.Free) < order.index(m.Run)
     assert frees[1] == m.Free(play.session, (copy,))
-    assert m.DropPlan(plan) in said
-    assert m.Migrated(1, ((0, 1),)) in said
-    assert answer_in(said) == m.OperationReply(OK, f"slice 1 of session {play.session} is on devices 2 now")
+    assert m.DropPlan(plan) in replies
+    assert m.Migrated(1, ((0, 1),)) in replies
+    assert answer_in(replies) == m.OperationReply(OK, f"slice 1 of session {play.session} is on devices 2 now")
     # The program runs where the device is.
     play.done(take_over.sequence, host=1)
     play.proxy(play.session, m.Launch(1, (5,), (6,), ()))
@@ -86,7 +86,7 @@ def test_a_move_step_by_step():
 def test_what_was_launched_before_ends_where_it_was_launched():
     play = MovePlay()
     play.with_call(arguments=0)
-    (run,) = runs(play.say(m.Launch(1, (), (7,), ())))
+    (run,) = runs(play.send(m.Launch(1, (), (7,), ())))
     play.ask()
     assert play.quiesced() == []
     assert m.SendSources(((1, (1,)),)) in play.done(run.sequence)
@@ -97,25 +97,25 @@ def test_nothing_happens_before_the_proxy_holds_its_client_back():
     play.array(5)
     assert play.ask() == [m.Quiesce(1)]
     assert play.outbox() == []
-    assert play.say(m.Quiesced(99)) == []
+    assert play.send(m.Quiesced(99)) == []
 
 
 def test_a_function_that_is_being_compiled_is_waited_for():
     play = MovePlay()
-    play.say(m.RegisterFunction(1, "content", 90, ((0,),)))
+    play.send(m.RegisterFunction(1, "content", 90, ((0,),)))
     play.ask()
     assert play.quiesced() == []
     (compile_,) = play.report(0, m.FeedsArrived(play.session, (90,)))
-    said = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
-    assert said == [m.FunctionReady(1, OK, b""), m.SendSources(((1, (1,)),))]
+    replies = play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    assert replies == [m.FunctionReady(1, OK, b""), m.SendSources(((1, (1,)),))]
 
 
 def test_an_idle_slice_moves_at_once():
     play = MovePlay()
     play.ask()
-    said = play.quiesced()
-    assert said[0] == m.Migrated(1, ((0, 1),))
-    assert answer_in(said).status.ok
+    replies = play.quiesced()
+    assert replies[0] == m.Migrated(1, ((0, 1),))
+    assert answer_in(replies).status.ok
 
 
 def test_a_function_over_islands_moves_with_one_of_its_islands():
@@ -123,19 +123,19 @@ def test_a_function_over_islands_moves_with_one_of_its_islands():
     former = with_function(play, (0, 1))
     assert play.ask(island=2) == [m.Quiesce(1)]
     assert play.quiesced() == [m.SendSources(((1, (1, 2)),))]
-    said = play.say(m.Recompile(1, 77))
+    replies = play.send(m.Recompile(1, 77))
     for host in (1, 2):
-        said += play.report(host, m.FeedsArrived(play.session, (77,)))
-    (serve,) = [each for each in said if isinstance(each, m.JoinWorld)]
+        replies += play.report(host, m.FeedsArrived(play.session, (77,)))
+    (serve,) = [each for each in replies if isinstance(each, m.JoinWorld)]
     assert serve.world != former.world
     play.report(1, m.WorldServed(serve.world, "unix:/next"))
-    compiles = [each for each in said if isinstance(each, m.Compile)]
+    compiles = [each for each in replies if isinstance(each, m.Compile)]
     assert {each.assignment for each in compiles} == {(((1, 0), (0, 0)),)}
     play.report(1, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
-    said = play.report(2, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
-    assert answer_in(said).status.ok
+    replies = play.report(2, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    assert answer_in(replies).status.ok
     assert play.locations[0] == DeviceLocation(2, 2, 0)
-    sent = play.say(m.Launch(1, (), (11,), ()))
+    sent = play.send(m.Launch(1, (), (11,), ()))
     assert sorted(gang.island for gang in play.controller.launcher.in_flight.values()) == [1, 2]
     assert len(runs(sent)) == 2
 
@@ -157,9 +157,9 @@ def test_a_copy_that_fails_leaves_everything_where_it_was():
     play = MovePlay()
     first, second = moved_to_copying(play)
     play.done(first.sequence)
-    said = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
-    assert answer_in(said).status.message.startswith("slice 1 of session 1 stays where it is: no luck")
-    assert m.Migrated(1, ()) in said
+    replies = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
+    assert answer_in(replies).status.message.startswith("slice 1 of session 1 stays where it is: no luck")
+    assert m.Migrated(1, ()) in replies
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert set(play.controller.sessions[play.session].directory.entries) == {5}
     assert play.controller.migrations.under_way == {}
@@ -172,11 +172,11 @@ def test_a_function_that_does_not_compile_there_leaves_everything_where_it_was()
     name = play.with_function()
     play.ask()
     play.quiesced()
-    play.say(m.Recompile(1, 77))
+    play.send(m.Recompile(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
-    said = play.report(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
-    assert answer_in(said).status.code == Code.INTERNAL
-    assert not [each for each in said if isinstance(each, m.FunctionReady)]
+    replies = play.report(1, m.Compiled(compile_.function, Status(Code.INTERNAL, "no"), b"", 0.1, False))
+    assert answer_in(replies).status.code == Code.INTERNAL
+    assert not [each for each in replies if isinstance(each, m.FunctionReady)]
     assert play.controller.sessions[play.session].functions == {1: name}
     assert play.controller.functions.users == {name: 1}
 
@@ -186,9 +186,9 @@ def test_an_island_that_fails_meanwhile_ends_the_move(lost: int):
     play = MovePlay()
     moved_to_copying(play)
     play.lose(lost, "killed")
-    said = play.outbox()
-    assert answer_in(said).status.code == Code.DATA_LOSS
-    assert m.Migrated(1, ()) in said
+    replies = play.outbox()
+    assert answer_in(replies).status.code == Code.DATA_LOSS
+    assert m.Migrated(1, ()) in replies
     assert play.locations[0] == DeviceLocation(0, 0, 0)
 
 
@@ -203,17 +203,17 @@ def test_a_session_that_ends_meanwhile_ends_the_move():
 def test_a_session_that_does_not_come_to_rest_goes_on():
     play = MovePlay()
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (7,), ()))
+    play.send(m.Launch(1, (), (7,), ()))
     play.ask()
     play.quiesced()
     play.tick(1.0)
     play.tick(1.0 + moves.DRAIN_SECONDS)
     assert play.outbox() == []
     play.tick(2.0 + moves.DRAIN_SECONDS)
-    said = play.outbox()
-    assert answer_in(said).status.code == Code.DEADLINE_EXCEEDED
-    assert "1 of its launches have not ended" in answer_in(said).status.message
-    assert m.Migrated(1, ()) in said
+    replies = play.outbox()
+    assert answer_in(replies).status.code == Code.DEADLINE_EXCEEDED
+    assert "1 of its launches have not ended" in answer_in(replies).status.message
+    assert m.Migrated(1, ()) in replies
 
 
 def test_a_proxy_that_does_not_answer_is_named_soon():
@@ -240,10 +240,10 @@ def test_arrays_that_do_not_fit_are_refused_and_no_session_waits():
     (run,) = runs(play.outbox())
     play.done(run.sequence, host=1)
     play.ask(devices=(2,))
-    said = play.quiesced()
-    assert answer_in(said).status.code == Code.RESOURCE_EXHAUSTED
-    assert "need 8 B on device 0 of host 1, where only 4 B are free" in answer_in(said).status.message
-    assert not runs(said)
+    replies = play.quiesced()
+    assert answer_in(replies).status.code == Code.RESOURCE_EXHAUSTED
+    assert "need 8 B on device 0 of host 1, where only 4 B are free" in answer_in(replies).status.message
+    assert not runs(replies)
 
 
 def test_a_migration_that_would_split_a_function_is_refused():
@@ -344,9 +344,9 @@ def test_an_island_that_does_not_start_is_removed():
     play = IslandPlay("1x1x1")
     play.operate(m.AddIslandRequest())
     play.engine(m.IslandNotRestarted(1, "its workers ended 9 times"))
-    said = play.outbox()
-    assert m.EndIsland(1) in said
-    assert "did not start" in answer_in(said).status.message
+    replies = play.outbox()
+    assert m.EndIsland(1) in replies
+    assert "did not start" in answer_in(replies).status.message
     assert play.states == ["ready", "drained"]
     play.operate(m.AddIslandRequest())
     play.tick(1.0)
@@ -382,10 +382,10 @@ def test_an_island_is_drained_of_all_sessions():
     assert play.outbox() == [m.Migrated(2, ((0, 1), (1, 1)))]
     first, second = runs(play.quiesced(1))
     play.done(first.sequence)
-    said = play.done(second.sequence, host=1)
-    assert m.Migrated(1, ((0, 1), (1, 1))) in said
-    assert said.count(m.HostsFailed((0,))) == 3
-    assert m.EndIsland(0) in said
+    replies = play.done(second.sequence, host=1)
+    assert m.Migrated(1, ((0, 1), (1, 1))) in replies
+    assert replies.count(m.HostsFailed((0,))) == 3
+    assert m.EndIsland(0) in replies
     # Reports of its worker are ignored from now on.
     play.lose(0, "closed")
     assert play.outbox() == []
@@ -404,12 +404,12 @@ def test_an_island_is_drained_of_all_sessions():
 def test_a_session_that_leaves_islands_by_itself_is_told_and_its_devices_stay_for_the_islands_return():
     play = IslandPlay("2x1x2")
     play.array(5)
-    play.say(m.LeavesIslands())
+    play.send(m.LeavesIslands())
     assert play.operate(m.DrainRequest(0)) == [m.HostsLeave((0,))]
     play.tick(1.0)
     play.tick(2.0)
     assert play.states == ["draining", "ready"]
-    play.say(m.Release((5,)))
+    play.send(m.Release((5,)))
     play.outbox()
     play.tick(3.0)
     assert m.EndIsland(0) in play.outbox()
@@ -420,14 +420,14 @@ def test_a_session_that_leaves_islands_by_itself_is_told_and_its_devices_stay_fo
 def test_a_drain_does_not_wait_for_ever_for_a_session_that_says_that_it_leaves():
     play = IslandPlay("2x1x2")
     play.array(5)
-    play.say(m.LeavesIslands())
+    play.send(m.LeavesIslands())
     play.operate(m.DrainRequest(0))
     play.tick(1.0)
     play.outbox()
     play.tick(62.0)
-    said = play.outbox()
-    assert m.HostsLeave((0,), stay=True) in said
-    assert "session 1 (script.py): it has not left within 60 s" in answer_in(said).status.message
+    replies = play.outbox()
+    assert m.HostsLeave((0,), stay=True) in replies
+    assert "session 1 (script.py): it has not left within 60 s" in answer_in(replies).status.message
     assert play.states == ["ready", "ready"]
 
 
@@ -435,7 +435,7 @@ def test_a_drain_that_is_not_possible_moves_no_session():
     play = IslandPlay("2x1x2")
     play.with_put(2)
     body = single("spread", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0, 2),)), feeds=1)
-    play.say(m.RegisterProgram(3, body))
+    play.send(m.RegisterProgram(3, body))
     play.open(50, "other.py")
     play.outbox()
     (answer,) = play.operate(m.DrainRequest(0))
@@ -459,9 +459,9 @@ def test_an_island_that_fails_while_it_is_drained_is_restarted_and_its_operator_
     play = IslandPlay("2x1x1")
     play.operate(m.DrainRequest(0))
     play.lose(0, "killed")
-    said = play.outbox()
-    assert "island 0 is in use: session 1 (script.py): host 0 of island 0 is gone" in answer_in(said).status.message
-    assert m.Migrated(1, ()) in said
+    replies = play.outbox()
+    assert "island 0 is in use: session 1 (script.py): host 0 of island 0 is gone" in answer_in(replies).status.message
+    assert m.Migrated(1, ()) in replies
     assert play.states == ["restarting", "ready"]
     play.join_again(0)
     assert play.states == ["ready", "ready"]
@@ -472,8 +472,8 @@ def test_a_drain_during_which_a_move_fails_leaves_the_island():
     play.array(5)
     play.operate(m.DrainRequest(0))
     _, second = runs(play.quiesced())
-    said = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
-    assert "island 0 is in use: session 1 (script.py): no luck" in answer_in(said).status.message
+    replies = play.report(1, m.Failed(second.sequence, Status(Code.INTERNAL, "no luck")))
+    assert "island 0 is in use: session 1 (script.py): no luck" in answer_in(replies).status.message
     assert play.states == ["ready", "ready", "ready"]
 
 
@@ -495,7 +495,7 @@ def test_a_proxy_that_releases_the_controllers_copies_ends_its_session_and_nothi
     play.ask()
     first, second = runs(play.quiesced())
     (copy,) = second.results
-    play.say(m.Release((copy,)))
+    play.send(m.Release((copy,)))
     play.done(first.sequence)
     play.done(second.sequence, host=1)
     messages = play.outbox()

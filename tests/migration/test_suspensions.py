@@ -34,7 +34,7 @@ class SuspendPlay(Play):
         return self.outbox()
 
     def quiesced(self, number: int = 1) -> list[Any]:
-        return self.say(m.Quiesced(number))
+        return self.send(m.Quiesced(number))
 
     def suspended(self, to_disk: bool = False) -> tuple[m.SpilledPiece, list[Any]]:
         """Suspend the session. Return the spilled piece, and the last messages."""
@@ -63,8 +63,8 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
     assert play.memory == 8
     # When the array is spilled, its memory is free, and the script waits.
     piece = m.SpilledPiece(1, 8)
-    said = play.report(0, m.SpillReply(play.session, 1, OK, (piece,)))
-    assert said == [
+    replies = play.report(0, m.SpillReply(play.session, 1, OK, (piece,)))
+    assert replies == [
         m.Free(play.session, (5,)),
         m.OperationReply(OK, f"session {play.session} is suspended in memory"),
     ]
@@ -78,10 +78,10 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
     (run,) = runs(play.report(0, m.FeedsArrived(play.session, (feed,))))
     assert (run.results, run.feeds) == ((5,), (feed,))
     assert play.memory == 8
-    said = play.done(run.sequence)
-    assert m.DropSpilled(play.session, (piece,)) in said
-    assert m.Migrated(2, ()) in said
-    assert answer_in(said) == m.OperationReply(OK, f"session {play.session} continues on island 0")
+    replies = play.done(run.sequence)
+    assert m.DropSpilled(play.session, (piece,)) in replies
+    assert m.Migrated(2, ()) in replies
+    assert answer_in(replies) == m.OperationReply(OK, f"session {play.session} continues on island 0")
     assert play.controller.suspensions.by_session == {}
 
 
@@ -90,17 +90,17 @@ def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
     play.with_call()
     piece, _ = play.suspended()
     assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
-    play.say(m.Recompile(1, 77))
+    play.send(m.Recompile(1, 77))
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
-    said = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
-    (send,) = [each for each in said if isinstance(each, m.SendSpilled)]
+    replies = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    (send,) = [each for each in replies if isinstance(each, m.SendSpilled)]
     ((_, feed, hosts),) = send.pieces
     assert hosts == (1,), "the host with the piece sends it to the other host"
     (run,) = runs(play.report(1, m.FeedsArrived(play.session, (feed,))))
-    said = play.report(1, m.Done(((run.sequence, 0, 1),)))
-    assert m.Migrated(2, ((0, 1),)) in said
+    replies = play.report(1, m.Done(((run.sequence, 0, 1),)))
+    assert m.Migrated(2, ((0, 1),)) in replies
     assert play.controller.sessions[play.session].devices.locations[0] == DeviceLocation(1, 1, 0)
-    assert m.DropSpilled(play.session, (piece,)) in said
+    assert m.DropSpilled(play.session, (piece,)) in replies
 
 
 def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
@@ -120,7 +120,7 @@ def test_a_disk_gets_a_manifest_with_all_that_another_cluster_needs():
 
 def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     play = SuspendPlay(device_memory=10)
-    play.say(m.AddSlice(1, SliceRequest(2, exclusive=True)))
+    play.send(m.AddSlice(1, SliceRequest(2, exclusive=True)))
     other = play.open(43, "other.py").number
     play.flush()
     assert len(play.controller.sessions[other].devices.virtual) == 2
@@ -130,9 +130,9 @@ def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     assert len(play.controller.sessions[third].devices.virtual) == 4
     # As long as other sessions use the devices, the resumption waits and names these sessions.
     play.controller.sessions[third].devices.used.add(0)
-    said = answer_in(play.resume()).status
-    assert said.code == Code.RESOURCE_EXHAUSTED
-    assert "waits for device 0, which other sessions use" in said.message
+    replies = answer_in(play.resume()).status
+    assert replies.code == Code.RESOURCE_EXHAUSTED
+    assert "waits for device 0, which other sessions use" in replies.message
     assert play.resume(wait=100.0) == []
     play.tick(1.0)
     assert "waits for device 0" in report(play.controller).sessions[0].state
@@ -148,8 +148,8 @@ def test_without_room_it_waits_and_names_who_has_it():
     first, play.session = play.session, other
     play.array(6)
     play.session = first
-    said = answer_in(play.resume()).status
-    assert said.message == (
+    replies = answer_in(play.resume()).status
+    assert replies.message == (
         "session 1 stays suspended: session 1 waits for 8 B on device 0, where only 2 B are free; "
         "the rest is held by session 2"
     )
@@ -180,11 +180,11 @@ def test_a_host_that_cannot_spill_leaves_the_session_where_it_was():
     play.ask(to_disk=True)
     (put,) = play.quiesced()
     full = Status(Code.INTERNAL, "cannot write 8 B to /spilled/1.piece: No space left on device")
-    said = play.report(0, m.SpillReply(play.session, put.request, full))
-    assert m.Migrated(1, ()) in said
-    assert "continues: cannot write 8 B to /spilled/1.piece: No space left" in answer_in(said).status.message
+    replies = play.report(0, m.SpillReply(play.session, put.request, full))
+    assert m.Migrated(1, ()) in replies
+    assert "continues: cannot write 8 B to /spilled/1.piece: No space left" in answer_in(replies).status.message
     assert play.memory == 8
-    assert not [each for each in said if isinstance(each, m.Free)]
+    assert not [each for each in replies if isinstance(each, m.Free)]
 
 
 def test_what_cannot_be_read_leaves_it_suspended_and_can_be_tried_again():
@@ -193,9 +193,9 @@ def test_what_cannot_be_read_leaves_it_suspended_and_can_be_tried_again():
     (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
     feed = send.pieces[0][1]
     broken = Status(Code.DATA_LOSS, "/spilled/1.piece is not what was spilled there: its checksum differs")
-    said = play.report(0, m.SendSpilledFailed(play.session, feed, broken))
-    assert "stays suspended" in answer_in(said).status.message
-    assert "its checksum differs" in answer_in(said).status.message
+    replies = play.report(0, m.SendSpilledFailed(play.session, feed, broken))
+    assert "stays suspended" in answer_in(replies).status.message
+    assert "its checksum differs" in answer_in(replies).status.message
     entry = play.controller.sessions[play.session].directory.entries[5]
     assert (entry.error, entry.ready) == (None, True)
     assert entry.spilled is not None
@@ -220,10 +220,10 @@ def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
         play = SuspendPlay()
         play.suspended(to_disk)
         play.operator(m.DrainRequest(0))
-        said = play.outbox()
-        assert any(isinstance(each, m.EndIsland) for each in said) == to_disk
+        replies = play.outbox()
+        assert any(isinstance(each, m.EndIsland) for each in replies) == to_disk
         if not to_disk:
-            assert "session 1 is suspended in memory" in answer_in(said).status.message
+            assert "session 1 is suspended in memory" in answer_in(replies).status.message
             continue
         play.engine(m.IslandEnded(0))
         play.flush()
@@ -238,9 +238,9 @@ def test_a_suspended_session_that_ends_leaves_nothing(to_disk: bool):
     play = SuspendPlay()
     piece, _ = play.suspended(to_disk)
     play.close(play.session)
-    said = play.outbox()
-    assert (m.DropSpilled(play.session, (piece,)) in said) == to_disk
-    assert m.CloseStore(play.session) in said
+    replies = play.outbox()
+    assert (m.DropSpilled(play.session, (piece,)) in replies) == to_disk
+    assert m.CloseStore(play.session) in replies
     assert play.controller.suspensions.by_session == {}
     assert play.memory == 0
 
@@ -275,8 +275,8 @@ def test_a_file_of_several_arrays_is_removed_once_when_all_of_them_are_back():
 
 def test_a_file_of_several_arrays_stays_while_one_of_them_is_needed():
     play = suspended_in_one_file()
-    assert dropped(play.say(m.Release((5,)))) == []
-    assert dropped(play.say(m.Release((6,)))) == [FILE]
+    assert dropped(play.send(m.Release((5,)))) == []
+    assert dropped(play.send(m.Release((6,)))) == [FILE]
 
 
 @pytest.mark.parametrize("is_resuming", [False, True])
@@ -310,11 +310,11 @@ def test_the_files_that_a_host_has_to_remove_later_are_bounded():
 def test_a_session_that_does_not_come_to_rest_goes_on():
     play = SuspendPlay()
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (7,), ()))
+    play.send(m.Launch(1, (), (7,), ()))
     play.ask()
     play.quiesced()
     play.tick(1.0)
     play.tick(70.0)
-    said = play.outbox()
-    assert "1 of its launches have not ended after 69 s" in answer_in(said).status.message
-    assert m.Migrated(1, ()) in said
+    replies = play.outbox()
+    assert "1 of its launches have not ended after 69 s" in answer_in(replies).status.message
+    assert m.Migrated(1, ()) in replies

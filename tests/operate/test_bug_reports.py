@@ -24,7 +24,7 @@ def played() -> Play:
     play = Play("1x1x2")
     play.with_call(name="f")
     play.array(7)
-    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    (run,) = runs(play.send(m.Launch(1, (7,), (8,), ())))
     play.done(run.sequence)
     play.tick(1.0)
     return play

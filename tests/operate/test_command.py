@@ -155,10 +155,10 @@ def test_a_journal_that_is_in_use_is_named_once(user: User) -> None:
     with open(journal / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal))
-    said = ended.error.splitlines()
-    assert len(said) == 1, said
-    assert f"the cluster did not start: the controller cannot run: the journal in {journal} is in use" in said[0]
-    assert said[0].endswith("or end the other cluster with `atoll down`")
+    output = ended.error.splitlines()
+    assert len(output) == 1, output
+    assert f"the cluster did not start: the controller cannot run: the journal in {journal} is in use" in output[0]
+    assert output[0].endswith("or end the other cluster with `atoll down`")
     (journal / "lock").unlink()
     journal.rmdir()
 
@@ -687,8 +687,8 @@ def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
 
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
-    said = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
-    assert "has 4 devices, which cannot form a mesh of 3x2" in said
+    output = user.atoll("up", "--islands", "1x2x2", "--topology", "3x2").error
+    assert "has 4 devices, which cannot form a mesh of 3x2" in output
     assert user.leftovers() == []
 
 

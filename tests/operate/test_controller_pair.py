@@ -93,8 +93,8 @@ class Pair:
         return self.user.start_atoll("host", "--join", file.read_text(), "--stay")
 
     def status(self, name: str) -> dict[str, Any]:
-        said = self.user.atoll("status", "--json", "--name", name)
-        return json.loads(said.stdout) if said.returncode == 0 else {}
+        output = self.user.atoll("status", "--json", "--name", name)
+        return json.loads(output.stdout) if output.returncode == 0 else {}
 
     def serves(self, name: str) -> bool:
         return [each["state"] for each in self.status(name).get("islands", [])] == ["ready"]

@@ -39,10 +39,10 @@ def test_a_run_that_is_killed_leaves_no_cluster(tmp_path: Path) -> None:
     ]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     run = start_process(pytest, os.environ | {"PYTHONPATH": paths, "ATOLL_MARK_OF_A_TEST": mark}, tmp_path)
-    said = []
+    output = []
     while "up in " not in (line := next_line(run)):
-        said.append(line)
-        assert line, f"{''.join(said)}\n{run.stderr.read() if run.stderr else ''}"
+        output.append(line)
+        assert line, f"{''.join(output)}\n{run.stderr.read() if run.stderr else ''}"
     runtime = Path(line.rpartition("up in ")[2].strip())
     assert any(
         "atoll.controller_process.controller_main" in each.cmdline()

@@ -105,8 +105,8 @@ def test_an_island_that_failed_nine_times_is_removed_and_another_one_is_added(us
     until(kill, 120)
     assert "failed: island 1: host 1 of island 1 is gone" in log(user)
     assert "killed by SIGKILL" in log(user)
-    said = user.atoll("add-island").check()
-    assert "is up" in said.stdout + said.stderr
+    output = user.atoll("add-island").check()
+    assert "is up" in output.stdout + output.stderr
     assert script(user, ADD) == "2.0\n"
 
 
@@ -132,9 +132,9 @@ def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_trace
     assert "an injected bug" in failed.stderr
     until(lambda: user.atoll("status").returncode == 0)
     assert any(key[:2] == ("atoll_events_total", "controller failed") and value for key, value in metrics(user).items())
-    said = log(user)
-    assert "controller failed" in said
-    assert "Traceback" in said
+    output = log(user)
+    assert "controller failed" in output
+    assert "Traceback" in output
     (tmp_path / "cue").touch()
     assert finish(neighbor).check().stdout == "2.0\n"
     assert user.atoll("bundle", "--output", str(tmp_path / "bundle.zip")).returncode in (0, 2)

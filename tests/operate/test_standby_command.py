@@ -161,8 +161,8 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
 
     def is_followed() -> bool:  # on a busy machine, a standby may be silent for so long that it must follow again
         standby = json.loads(user.atoll(*status).check().stdout)["standby"]["state"]
-        told = user.atoll("status", "--name", "default").check().stdout
-        return standby == "following" and f"the standby at tls://{second} follows" in told
+        shown = user.atoll("status", "--name", "default").check().stdout
+        return standby == "following" and f"the standby at tls://{second} follows" in shown
 
     assert eventually(is_followed)
     controller.kill()

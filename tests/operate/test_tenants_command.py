@@ -35,9 +35,9 @@ def known(user: User, **env: str) -> dict[str, dict[str, Any]]:
 
 def test_a_thousand_tenants_are_on_no_command_line(up: User) -> None:
     assert known(up).keys() == {"default", *TOKENS}
-    said = list(up.commands().values())
-    assert any("atoll.controller_process.controller_main" in each for each in said)
-    assert not any(token_hash(TOKENS["tenant-7"]) in each for each in said)
+    output = list(up.commands().values())
+    assert any("atoll.controller_process.controller_main" in each for each in output)
+    assert not any(token_hash(TOKENS["tenant-7"]) in each for each in output)
     assert known(up, ATOLL_TOKEN=TOKENS["tenant-7"]).keys() == {"tenant-7"}
 
 

@@ -45,14 +45,14 @@ def text_of(watch: Watch) -> str:
 
 def test_it_shows_what_the_model_has():
     watch = Watch()
-    said = {
+    output = {
         "topology": "1x1x2",
         "islands": [{"id": 0, "state": "ready", "hosts": [{"id": 0, "devices": [{"id": 0, "used_bytes": 1024}]}]}],
         "sessions": [{"id": 7, "label": "[bold]train.py", "bytes": 2048}],
         "waits": [{"session": 7, "island": 0, "gangs": 3, "program": "step", "text": "1.0 GiB on device 0"}],
         "events": [{"number": 1, "seconds": 0.0, "kind": "failed", "text": "host 0 is gone", "island": 0}],
     }
-    watch.update(msgspec.json.encode(said), 10.0)
+    watch.update(msgspec.json.encode(output), 10.0)
     text = text_of(watch)
     for each in ("cluster mine", "1x1x2", "[bold]train.py", "2.0 KiB", "1.0 GiB on device 0", "host 0 is gone"):
         assert each in text

@@ -88,18 +88,18 @@ def up(user: User, short_directory: Path) -> Callable[..., User]:
 
     def start(*more: str) -> User:
         options = ("--islands", f"1x1x{DEVICES}", "--tenants", str(tenants), *more)
-        said = user.atoll("up", *options, ATOLL_TOKEN="token-of-the-cluster")
-        assert said.returncode == 0, said.stderr
-        user.env["ATOLL_ADDRESS"] = said.stdout.strip()
+        output = user.atoll("up", *options, ATOLL_TOKEN="token-of-the-cluster")
+        assert output.returncode == 0, output.stderr
+        user.env["ATOLL_ADDRESS"] = output.stdout.strip()
         return user
 
     return start
 
 
 def usage(user: User, *arguments: str, tenant: str = "ops") -> dict[str, Any]:
-    said = user.atoll("usage", "--json", *arguments, ATOLL_TOKEN=f"token-of-the-tenant-{tenant}")
-    assert said.returncode == 0, said.stderr
-    found: dict[str, Any] = json.loads(said.stdout)
+    output = user.atoll("usage", "--json", *arguments, ATOLL_TOKEN=f"token-of-the-tenant-{tenant}")
+    assert output.returncode == 0, output.stderr
+    found: dict[str, Any] = json.loads(output.stdout)
     return found
 
 
@@ -244,7 +244,7 @@ def test_with_a_journal_each_kill_loses_a_second_at_most_and_nothing_counts_twic
 
 
 def test_an_embedded_cluster_has_usage_too_which_goes_with_it(user: User):
-    said = user.script(
+    output = user.script(
         f"""
         import subprocess
         import jax
@@ -254,13 +254,13 @@ def test_an_embedded_cluster_has_usage_too_which_goes_with_it(user: User):
         JAX_PLATFORMS="atoll",
         ATOLL_ISLANDS="1x1x2",
     )
-    assert said.returncode == 0, said.stderr
-    assert "default" in said.stdout
-    assert "this usage is lost when the cluster ends" in said.stdout
+    assert output.returncode == 0, output.stderr
+    assert "default" in output.stdout
+    assert "this usage is lost when the cluster ends" in output.stdout
 
 
 @pytest.mark.parametrize("text", ["1", "h", "-1h", "0h", "1y", "1 h"])
 def test_a_time_that_is_none_is_refused(user: User, text: str):
-    said = user.atoll("usage", f"--since={text}")
-    assert said.returncode == 2
-    assert "is not a time span" in said.stderr
+    output = user.atoll("usage", f"--since={text}")
+    assert output.returncode == 2
+    assert "is not a time span" in output.stderr

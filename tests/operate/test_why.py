@@ -24,7 +24,7 @@ def snapshot(play: Play, now: float) -> Snapshot:
 def test_a_launch_without_its_bytes_has_its_state_its_age_and_who_must_send_them():
     play = Play("1x1x2")
     play.with_put()
-    play.say(m.Launch(2, (), (8,), (500,)))
+    play.send(m.Launch(2, (), (8,), (500,)))
     lines = explanation(snapshot(play, 20), play.session)
     assert lines[0].endswith("runs, 1 launches in flight, 1 gangs wait")
     assert lines[1].endswith(" ago, waits for bytes from its client")
@@ -38,7 +38,7 @@ def test_a_gang_that_runs_is_owed_by_its_worker():
     play = Play("1x1x2")
     play.with_call(name="f")
     play.array(7)
-    play.say(m.Launch(1, (7,), (8,), ()))
+    play.send(m.Launch(1, (7,), (8,), ()))
     lines = explanation(snapshot(play, 10), play.session)
     assert lines[1] == "its unfinished work:"
     assert lines[2].endswith(": the worker of host 0 has not reported its end")
@@ -48,10 +48,10 @@ def test_what_runs_before_a_session_is_named_with_its_session():
     play = Play("1x1x2")
     first = play.session
     play.with_put()
-    play.say(m.Launch(2, (), (8,), (500,)))
+    play.send(m.Launch(2, (), (8,), (500,)))
     play.session = second = play.open(label="second.py").number
     play.with_put()
-    play.say(m.Launch(2, (), (9,), (501,)))
+    play.send(m.Launch(2, (), (9,), (501,)))
     lines = explanation(snapshot(play, 10), second)
     assert "ahead of it on these islands:" in lines
     assert any(line.startswith(f"  session {first}: a launch has waited for bytes") for line in lines)
@@ -64,7 +64,7 @@ def calls_of_two_tenants() -> tuple[Play, int, int]:
     for tenant in ("alice", "bob"):
         play.session = play.open(token=tenant, label=f"{tenant}.py").number
         play.with_call(name=f"step_of_{tenant}", arguments=0)
-        play.say(m.Launch(1, (), (8,), ()))
+        play.send(m.Launch(1, (), (8,), ()))
         sessions.append(play.session)
     return play, sessions[0], sessions[1]
 
@@ -97,12 +97,12 @@ def calls_of_a_callback_and_another(devices: int, platform: str = "") -> tuple[P
     sessions = []
     for calls_client in (True, False):
         play.session = play.open(label="callback.py" if calls_client else "loop.py").number
-        play.say(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
+        play.send(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
         (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
         play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=calls_client))
         places = tuple(range(devices))
-        play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*places),), places))))
-        play.say(m.Launch(1, (), (8,), ()))
+        play.send(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*places),), places))))
+        play.send(m.Launch(1, (), (8,), ()))
         sessions.append(play.session)
     return play, sessions[0], sessions[1]
 
@@ -133,10 +133,10 @@ def test_a_gang_on_several_devices_of_a_host_waits_for_a_callback_on_several():
 def test_a_gang_in_line_behind_a_joint_gang_names_it_on_each_of_its_islands():
     play = playing()  # three islands
     first = play.session
-    play.say(m.Launch(1, (), (11,), ()))
+    play.send(m.Launch(1, (), (11,), ()))
     play.session = second = play.open(label="second.py").number
     play.with_put()
-    play.say(m.Launch(2, (), (9,), (501,)))  # its bytes are missing, and the joint gang is ahead
+    play.send(m.Launch(2, (), (9,), (501,)))  # its bytes are missing, and the joint gang is ahead
     (wait,) = {each.island for each in snapshot(play, 10).waits if each.session == second}
     found = [each for each in snapshot(play, 10).ahead if each.session == second]
     assert [(each.island, each.other, each.gangs) for each in found] == [(wait, first, 0)]

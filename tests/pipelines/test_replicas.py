@@ -82,7 +82,7 @@ def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("replicas", "stages", "rows", "said"),
+    ("replicas", "stages", "rows", "text"),
     [
         (3, [0, 1, 2, 3], 8, "4 stages cannot be divided among 3 replicas"),
         (0, [0, 1], 8, "2 stages cannot be divided among 0 replicas"),
@@ -90,12 +90,12 @@ def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> 
         (2, [0, 1, 2, 3], 6, "has 6 rows, which cannot be cut into 2 replicas of 2 micro-batches"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(replicas: int, stages: list[int], rows: int, said: str) -> None:
+def test_what_cannot_be_is_refused_by_name(replicas: int, stages: list[int], rows: int, text: str) -> None:
     def train() -> None:
         pipe = pipeline(models.loss_of_rows, list(devices()[stages]), 2, ADAM, replicas=replicas)
         pipe.init(first_layers(), models.first_rows(rows))
 
-    with pytest.raises(PipelineError, match=said):
+    with pytest.raises(PipelineError, match=text):
         train()
 
 

@@ -100,6 +100,6 @@ def test_a_data_channel_that_breaks_while_the_controller_is_silent_too_is_not_wh
     loop.pass_to(2.0)
     assert lease.explain(BROKEN) == BROKEN
     loop.pass_to(8.0)
-    said = lease.explain(BROKEN)
-    assert said.code == Code.UNAVAILABLE
-    assert said.message == f"the Atoll controller is gone: it was silent for 8 s, and {BROKEN.message}"
+    status = lease.explain(BROKEN)
+    assert status.code == Code.UNAVAILABLE
+    assert status.message == f"the Atoll controller is gone: it was silent for 8 s, and {BROKEN.message}"

@@ -89,14 +89,14 @@ def test_units_are_samples_for_the_nodes_that_they_join():
 
 def chained(play: Play, length: int) -> None:
     nodes = tuple(Call(1, (i,), (on(0),), (0,)) for i in range(length))
-    play.say(m.RegisterProgram(5, Program("chain", (on(0),), nodes, (length,))))
+    play.send(m.RegisterProgram(5, Program("chain", (on(0),), nodes, (length,))))
 
 
 def launched(play: Play, handle: int) -> list[int]:
     """Launch the program. Return the number of nodes of each dispatch unit. A node takes 100 us."""
     now = 1_000_000_000 * handle
     found: list[int] = []
-    messages = play.say(m.Launch(5, (10,), (handle,), ()))
+    messages = play.send(m.Launch(5, (10,), (handle,), ()))
     while messages:
         units = [(each.sequence, each.segments) for each in messages if isinstance(each, m.Run)]
         units += [unit for each in messages if isinstance(each, m.Dispatch) for unit in each.units]

@@ -64,7 +64,7 @@ def eventful_snapshot() -> Snapshot:
     play.engine(m.EngineReport(((1, "1 more machine"),), (machine,)))
     play.with_call()
     play.array(10)
-    (add_slice,) = play.say(m.AddSlice(7, SliceRequest(2)))
+    (add_slice,) = play.send(m.AddSlice(7, SliceRequest(2)))
     assert add_slice.status == OK
     devices = play.controller.sessions[play.session].devices
     elsewhere = next(each for each in range(len(devices.virtual)) if each not in add_slice.devices)
@@ -73,29 +73,29 @@ def eventful_snapshot() -> Snapshot:
     default, play.session = play.session, play.open(43, "notebook.py", "alice", NamedRun("notebook"), "10.0.0.1").number
     play.with_call()
     play.array(10)
-    (failing,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (failing,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.report(0, m.Failed(failing.sequence, BROKEN))
     play.now = 1.0
-    (run,) = runs(play.say(m.Launch(1, (10,), (12,), ())))
+    (run,) = runs(play.send(m.Launch(1, (10,), (12,), ())))
     play.report(0, m.Done(((run.sequence, 5_000_000, 205_000_000),)))
     play.now = 2.0
     bob = play.open(44, "train.py", "bob").number
     play.session, own = bob, play.session
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))  # runs
-    play.say(m.RegisterFunction(2, "another", 902, ((0,),)))
+    play.send(m.Launch(1, (10,), (11,), ()))  # runs
+    play.send(m.RegisterFunction(2, "another", 902, ((0,),)))
     (compile_function,) = play.report(0, m.FeedsArrived(bob, (902,)))
     play.report(0, m.Compiled(compile_function.function, OK, b"", 0.1, True))
     play.session = own
-    play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
-    play.say(m.AddSlice(8, SliceRequest(5)))  # exceeds a quota
-    play.say(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
-    play.say(m.Publish(53, "other", 2, (12,), ("w",)))  # is refused
-    play.say(m.OpenVersion(51, "run-1"))
+    play.send(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
+    play.send(m.AddSlice(8, SliceRequest(5)))  # exceeds a quota
+    play.send(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
+    play.send(m.Publish(53, "other", 2, (12,), ("w",)))  # is refused
+    play.send(m.OpenVersion(51, "run-1"))
     (version,) = play.controller.named_arrays.versions()
     version.sent, version.passed_on = 16, 24  # as if scripts on other islands had read it
-    play.say(m.Publish(52, "run-1", 2, (13,), ("w",), replicas=2))  # waits for its array
+    play.send(m.Publish(52, "run-1", 2, (13,), ("w",), replicas=2))  # waits for its array
     play.operator(m.SuspendRequest(default, False))
     play.proxy(default, m.Quiesced(1))
     put = next(each for each in play.outbox() if isinstance(each, m.SpillRequest))
@@ -106,7 +106,7 @@ def eventful_snapshot() -> Snapshot:
         play.event(e.Skipped(play.now, "a bug", sessions=(session,)))
     play.session = play.open(46, "eval.py", "bob").number
     play.with_call(arguments=0)
-    play.say(m.Launch(1, (), (11,), ()))  # is sent to its host, behind the gang of train.py
+    play.send(m.Launch(1, (), (11,), ()))  # is sent to its host, behind the gang of train.py
     play.tick(3.0)
     journal = e.JournalLoad(True, 2, 12.5, 4096, "tls://two:7000", pause=0.004)
     play.event(e.Tick(3.0, e.Load(0.004, 0.5, 3, 10, 20, 100, 200, 30, journal, 86_000.0)))

@@ -25,7 +25,7 @@ def played() -> Play:
     play.with_call()
     play.array(10)
     play.now = 1.0
-    play.say(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (11,), ()))
     play.event(e.Tick(2.0, e.Load(0.004, 0.5, 3, 10, 20, 100, 200)))
     play.lose(1, "closed")
     return play

@@ -44,7 +44,7 @@ def test_gangs_are_counted_as_they_wait_run_and_end():
 
 def test_a_gang_that_fails_has_not_run():
     play = playing()
-    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.report(0, m.Failed(run.sequence, BROKEN))
     (gangs,) = snapshot_of(play).gangs
     assert (gangs.failed, gangs.running, gangs.ran.count) == (1, 0, 1)
@@ -53,7 +53,7 @@ def test_a_gang_that_fails_has_not_run():
 def test_the_last_error_of_a_session_is_told_and_shortened():
     play = playing()
     assert snapshot_of(play).sessions[0].last_error == ""
-    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "the kernel faulted " * 100)))
     (session,) = snapshot_of(play).sessions
     assert session.last_error.startswith("the kernel faulted")
@@ -88,7 +88,7 @@ def test_transfers_are_counted_with_their_bytes():
 
 def test_counts_outlive_the_session():
     play = playing()
-    play.say(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (11,), ()))
     play.close(play.session)
     play.flush()
     (gangs,) = snapshot_of(play).gangs
@@ -98,7 +98,7 @@ def test_counts_outlive_the_session():
 def test_who_waits_for_bytes_is_told_so():
     play = playing()
     play.now = 7.0
-    play.say(m.Launch(2, (), (12,), (99,)))
+    play.send(m.Launch(2, (), (12,), (99,)))
     (wait,) = snapshot_of(play).waits
     assert (wait.session, wait.island, wait.gangs, wait.program) == (play.session, 0, 1, "put")
     assert (wait.reason, wait.text, wait.since) == ("bytes", "bytes from its client", 7.0)
@@ -108,8 +108,8 @@ def test_who_waits_for_memory_is_told_how_much_and_where():
     play = Play("1x1x1", device_memory=16)
     play.with_call()
     play.array(10)
-    play.say(m.Launch(1, (10,), (11,), ()))
-    play.say(m.Launch(1, (10,), (12,), ()))
+    play.send(m.Launch(1, (10,), (11,), ()))
+    play.send(m.Launch(1, (10,), (12,), ()))
     (wait,) = snapshot_of(play).waits
     assert (wait.reason, wait.text) == ("memory", "8 B on device 0")
 
@@ -118,8 +118,8 @@ def test_who_waits_for_an_island_is_told_what_it_is():
     play = playing()
     play.with_call(3, arguments=0)
     play.lose(0, "closed")
-    play.say(m.FailureAcknowledged((0,)))
-    play.say(m.Launch(3, (), (51,), ()))
+    play.send(m.FailureAcknowledged((0,)))
+    play.send(m.Launch(3, (), (51,), ()))
     (wait,) = snapshot_of(play).waits
     assert (wait.reason, wait.text) == ("island", "island 0, which is restarting")
 
@@ -158,7 +158,7 @@ def test_an_operator_ends_a_session_and_that_is_told():
 
 def test_device_time_is_summed_over_devices_by_tenant():
     play = playing()
-    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    (run,) = play.send(m.Launch(1, (10,), (11,), ()))
     play.report(0, m.Done(((run.sequence, 5_000_000, 205_000_000),)))
     (tenant,) = snapshot_of(play).tenants
     assert (tenant.name, tenant.role, tenant.open_sessions) == ("default", "operator", 1)

@@ -81,7 +81,7 @@ def test_what_is_no_report_is_refused():
 
 def test_a_tenant_sees_its_own_and_no_other():
     play = busy()
-    play.say(m.Launch(1, (10,), (13,), ()))
+    play.send(m.Launch(1, (10,), (13,), ()))
     tenant = Tenant(TenantSettings("other"))
     view = report(play.controller, tenant, 3.0)
     assert (view.viewer.tenant, view.viewer.role) == ("other", "user")

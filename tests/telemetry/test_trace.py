@@ -219,8 +219,8 @@ def test_ends_that_a_host_reports_out_of_order_make_a_trace_that_runs_forward():
     play.with_function(2, (1,))
     for function, device in ((1, 0), (2, 1)):
         call = Call(function, (), (on(device),), (device,))
-        play.say(m.RegisterProgram(function, single(f"on {device}", (), call)))
-    sequences = [play.say(m.Launch(program, (), (10 + program,), ()))[0].sequence for program in (1, 2)]
+        play.send(m.RegisterProgram(function, single(f"on {device}", (), call)))
+    sequences = [play.send(m.Launch(program, (), (10 + program,), ()))[0].sequence for program in (1, 2)]
     play.report(0, m.Done(((sequences[0], 0, 9_000),)))
     play.report(0, m.Done(((sequences[1], 1_000, 4_000),)))
     spans = {each.sequence: each for each in play.controller.trace.spans()}

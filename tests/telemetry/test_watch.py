@@ -22,8 +22,8 @@ from atoll.telemetry.tables import (
 from atoll.telemetry.watch import Watch, quantile
 
 
-def body(**said: Any) -> bytes:
-    return msgspec.json.encode(said)
+def body(**replies: Any) -> bytes:
+    return msgspec.json.encode(replies)
 
 
 def tenants(**seconds: float) -> list[dict[str, Any]]:

@@ -21,17 +21,17 @@ def test_what_comes_for_a_session_that_is_over_is_not_kept():
 
 def test_everyone_whose_wait_ends_with_a_range_of_failed_feeds_is_told_once():
     """Bytes of a delegated run are awaited by its dispatcher, and by the executor for segments that have begun."""
-    inbox, told = Inbox(lambda session, feed: None), []
+    inbox, called = Inbox(lambda session, feed: None), []
     first = HOST_FEEDS.start
-    executor, dispatcher = (lambda: told.append("executor")), (lambda: told.append("dispatcher"))
+    executor, dispatcher = (lambda: called.append("executor")), (lambda: called.append("dispatcher"))
     assert not inbox.await_all(5, [first], executor, waiter=1)
     assert not inbox.await_all(5, [first + 1], dispatcher, waiter=2)
     assert not inbox.await_all(5, [first + 2], executor, waiter=3)
     assert not inbox.await_all(5, [first + 3], executor, waiter=4)
     inbox.fail(5, first, 3, Status(Code.CANCELLED, "its launch has failed"))
-    assert sorted(told) == ["dispatcher", "executor"]
+    assert sorted(called) == ["dispatcher", "executor"]
     inbox.put(5, first + 3, b"bytes")
-    assert told[2:] == ["executor"]
+    assert called[2:] == ["executor"]
 
 
 def test_failed_feeds_are_remembered_up_to_a_bound_and_the_latest_of_them():

@@ -33,7 +33,7 @@ class Page:
 
     def __init__(self, socket: Any) -> None:
         self.asked: list[str] = []
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._socket = socket
         self._next = 1
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -54,7 +54,7 @@ class Page:
             elif message["method"] == "Network.requestWillBeSent":
                 self.asked.append(message["params"]["request"]["url"])
             elif message["method"] == "Runtime.exceptionThrown":
-                self.said.append(str(message["params"]["exceptionDetails"]))
+                self.output.append(str(message["params"]["exceptionDetails"]))
 
     async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         number, self._next = self._next, self._next + 1
@@ -117,16 +117,16 @@ class Page:
 
     async def fill(self, field: str, text: str) -> None:
         """Replace the value of an input, as if somebody had typed it."""
-        found, said = f"document.querySelector({json.dumps(field)})", json.dumps(text)
+        found, output = f"document.querySelector({json.dumps(field)})", json.dumps(text)
         await self.until(found)
         await self.value(
             f"""(() => {{
                 const input = {found};
-                Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, {said});
+                Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(input, {output});
                 input.dispatchEvent(new Event('input', {{bubbles: true}}));
             }})()"""
         )
-        await self.until(f"{found}.value === {said}")
+        await self.until(f"{found}.value === {output}")
 
     async def resize(self, width: int, height: int) -> None:
         await self.ask(

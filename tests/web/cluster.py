@@ -21,8 +21,8 @@ class ScriptedSource:
 
     name = "of the test"
 
-    def __init__(self, **said: Any) -> None:
-        self.said = said
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
         self.asked = 0
         self.fails = ""
         self.new: list[Span] = []
@@ -31,7 +31,7 @@ class ScriptedSource:
         self.asked += 1
         if self.fails:
             raise ConnectError(self.fails)
-        return msgspec.json.encode(self.said)
+        return msgspec.json.encode(self.fields)
 
     async def spans(self, position: int, limit: int) -> tuple[list[Span], int]:
         new, self.new = self.new[-limit:], []

@@ -76,7 +76,7 @@ def visit(url: str, use: Callable[[Page, str], Awaitable[None]]) -> Page:
     (page,) = pages
     hosts = {urlsplit(each).hostname for each in page.asked if each.startswith(("http", "ws"))}
     assert hosts == {"127.0.0.1"}, "it must work where there is no network"
-    assert page.said == []
+    assert page.output == []
     return page
 
 

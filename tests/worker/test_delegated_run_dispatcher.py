@@ -33,10 +33,10 @@ class Host:
 
     def __init__(self, segments: int = 8, gangs: int = 2) -> None:
         self.executed: list[Any] = []
-        self.said: list[Any] = []
+        self.output: list[Any] = []
         self.now = 0
         self.delegated = DelegatedUnits(
-            lambda *messages: self.said.extend(messages), lambda ended: self.dispatcher.handle(ended)
+            lambda *messages: self.output.extend(messages), lambda ended: self.dispatcher.handle(ended)
         )
         self.dispatcher = DelegatedRunDispatcher(
             self.delegated, self.executed.append, self.await_feeds, lambda: self.now
@@ -72,9 +72,9 @@ class Host:
             self.now += took
             self.delegated.report(m.Done(((sequence, self.now - took, self.now),)))
 
-    def told(self) -> list[Any]:
-        said, self.said[:] = list(self.said), []
-        return said
+    def sent(self) -> list[Any]:
+        replies, self.output[:] = list(self.output), []
+        return replies
 
 
 def ended(message: m.RunProgress) -> list[int]:
@@ -91,11 +91,11 @@ def test_units_start_as_earlier_ones_end_and_one_message_tells_of_all():
     assert host.units() == [100, 102, 104], "nobody knows yet how long they take"
     host.end(100, 102)
     assert host.units() == [106, 108]
-    assert host.told() == []
+    assert host.sent() == []
     host.end(104, 106, 108)
-    (told,) = host.told()
-    assert (told.sequence, told.is_over, ended(told)) == (FIRST, True, [0, 1, 2, 3, 4])
-    assert struct.unpack("<2q", told.times[:16]) == (0, MS)
+    (received,) = host.sent()
+    assert (received.sequence, received.is_over, ended(received)) == (FIRST, True, [0, 1, 2, 3, 4])
+    assert struct.unpack("<2q", received.times[:16]) == (0, MS)
 
 
 def test_the_controller_knows_units_by_the_number_of_their_run():
@@ -118,7 +118,7 @@ def test_what_is_in_flight_is_bounded_by_time_and_by_what_memory_was_reserved_fo
             host.end(open_ones.pop(0), took=took)
             open_ones += host.units()
             largest = max(largest, len(open_ones))
-        assert host.told()[-1].is_over
+        assert host.sent()[-1].is_over
         host.run(ahead=12)  # now it knows
         assert len(host.units()) == most
         host.dispatcher.handle(m.CloseStore(SESSION))
@@ -160,20 +160,20 @@ def test_a_revoked_run_continues_up_to_its_limit(limit):
     host.end(100)
     started = len(host.units())
     host.dispatcher.handle(m.RevokeRuns(SESSION))
-    before, revoked = host.told()
+    before, revoked = host.sent()
     assert (ended(before), revoked) == ([0], m.RunsRevoked(SESSION, ((FIRST, started),))), (
         "times before the revocation come first"
     )
     host.end(*[100 + 2 * i for i in range(1, started)])
-    assert (host.units(), host.told()) == ([], []), "it waits for the controller"
+    assert (host.units(), host.sent()) == ([], []), "it waits for the controller"
     limit = max(limit, started)
     host.dispatcher.handle(m.SetRunLimit(SESSION, ((FIRST, limit),)))
     left = [100 + 2 * i for i in range(started, limit)]
     assert host.units() == left
     host.end(*left)
-    (told,) = host.told()
-    assert told.is_over
-    assert ended(told) == list(range(1, limit))
+    (received,) = host.sent()
+    assert received.is_over
+    assert ended(received) == list(range(1, limit))
 
 
 def test_all_segments_of_a_run_that_has_not_begun_are_revoked():
@@ -182,11 +182,11 @@ def test_all_segments_of_a_run_that_has_not_begun_are_revoked():
     host.run(sequence=200)
     host.units()
     host.dispatcher.handle(m.RevokeRuns(SESSION))
-    assert host.told() == [m.RunsRevoked(SESSION, ((100, 3), (200, 0)))]
+    assert host.sent() == [m.RunsRevoked(SESSION, ((100, 3), (200, 0)))]
     host.dispatcher.handle(m.SetRunLimit(SESSION, ((100, 3), (200, 0))))
-    assert host.told() == []
+    assert host.sent() == []
     host.end(100, 102, 104)
-    assert [(each.sequence, each.is_over) for each in host.told()] == [(100, True), (200, True)], "in order"
+    assert [(each.sequence, each.is_over) for each in host.sent()] == [(100, True), (200, True)], "in order"
 
 
 def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_has_ended():
@@ -194,12 +194,12 @@ def test_a_failure_is_told_at_once_and_ends_the_run_when_all_that_was_started_ha
     host.run()
     host.units()
     host.delegated.report(m.Failed(100, BROKEN))
-    assert host.told() == [m.Failed(FIRST, BROKEN)]
+    assert host.sent() == [m.Failed(FIRST, BROKEN)]
     assert host.executed == [m.DropRun(SESSION, FIRST)]
     host.executed.clear()
     host.end(102, 104)
-    (told,) = host.told()
-    assert (told.is_over, ended(told), host.units()) == (True, [1, 2], [])
+    (received,) = host.sent()
+    assert (received.is_over, ended(received), host.units()) == (True, [1, 2], [])
 
 
 @pytest.mark.parametrize("is_told_first", [False, True])
@@ -236,7 +236,7 @@ def test_a_run_that_is_revoked_again_awaits_the_later_limit():
     host.end(100, 102, 104)
     assert host.units() == [106]
     host.end(106)
-    assert host.told()[-1].is_over
+    assert host.sent()[-1].is_over
 
 
 def test_a_run_that_is_dropped_starts_nothing_more():
@@ -246,7 +246,7 @@ def test_a_run_that_is_dropped_starts_nothing_more():
     host.dispatcher.handle(m.DropRun(SESSION, FIRST))
     host.end(100, 102, 104)
     assert host.executed == [m.DropRun(SESSION, FIRST)]
-    assert host.told()[-1].is_over
+    assert host.sent()[-1].is_over
 
 
 def test_a_run_that_is_dropped_while_it_is_revoked_starts_nothing_more():
@@ -258,7 +258,7 @@ def test_a_run_that_is_dropped_while_it_is_revoked_starts_nothing_more():
     host.dispatcher.handle(m.SetRunLimit(SESSION, ((FIRST, 8),)))
     host.end(100, 102, 104)
     assert host.units() == []
-    assert host.told()[-1].is_over
+    assert host.sent()[-1].is_over
 
 
 def test_a_run_that_stood_behind_another_one_is_not_told_of_before_it_has_taken_a_second():
@@ -266,20 +266,20 @@ def test_a_run_that_stood_behind_another_one_is_not_told_of_before_it_has_taken_
     host.run()
     host.run(sequence=200)
     host.end(100, 102, 104, took=400 * MS)
-    assert [each.is_over for each in host.told()] == [True]
+    assert [each.is_over for each in host.sent()] == [True]
     host.end(200, 202, 204)
-    assert [each.is_over for each in host.told()] == [True]
+    assert [each.is_over for each in host.sent()] == [True]
 
 
 def test_of_gangs_that_end_out_of_order_those_behind_an_open_one_have_their_times_told_later():
     host = Host(segments=4)
     host.run()
     host.end(102, took=1001 * MS)
-    (told,) = host.told()
-    assert (ended(told), told.ended.busy_ns) == ([], 1001 * MS), "but they are counted"
+    (received,) = host.sent()
+    assert (ended(received), received.ended.busy_ns) == ([], 1001 * MS), "but they are counted"
     host.end(100, 104, 106)
-    (told,) = host.told()
-    assert (told.first, ended(told), told.ended.busy_ns) == (0, [0, 1, 2, 3], 3 * MS)
+    (received,) = host.sent()
+    assert (received.first, ended(received), received.ended.busy_ns) == (0, [0, 1, 2, 3], 3 * MS)
 
 
 def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
@@ -287,9 +287,9 @@ def test_a_gang_has_its_devices_from_the_end_of_the_one_before_it():
     host.dispatcher.handle(m.Run(FIRST, SESSION, PLAN, (), (), (), segments=3, ahead=12, sampled=(1,)))
     for sequence, now in ((100, 4), (102, 5), (104, 9)):
         host.delegated.report(m.Done(((sequence, 0, now * MS),)))
-    (told,) = host.told()
+    (received,) = host.sent()
     counts = tuple(counts_of([4 * MS, MS, 4 * MS]))
-    assert told.ended == m.GangsEnded(9 * MS, 0, 0, 9 * MS, counts, ((1, MS),))
+    assert received.ended == m.GangsEnded(9 * MS, 0, 0, 9 * MS, counts, ((1, MS),))
 
 
 def test_others_pass_and_long_runs_are_told_of_each_second():
@@ -298,11 +298,11 @@ def test_others_pass_and_long_runs_are_told_of_each_second():
     host.dispatcher.handle(dispatch)
     assert host.executed == [dispatch]
     host.delegated.report(m.Done(((51, 0, 1),)))
-    assert host.told() == [m.Done(((51, 0, 1),))]
+    assert host.sent() == [m.Done(((51, 0, 1),))]
     host.run()
     host.end(100, took=1001 * MS)
-    (told,) = host.told()
-    assert (told.is_over, ended(told)) == (False, [0])
+    (received,) = host.sent()
+    assert (received.is_over, ended(received)) == (False, [0])
 
 
 def test_a_segment_that_awaits_bytes_starts_when_they_arrive_so_that_it_can_be_revoked():

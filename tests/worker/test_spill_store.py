@@ -34,7 +34,7 @@ def put(
     room: int, to_files: bool = False, directory: str = "", are_dropped_together: bool = False
 ) -> tuple[SpillStore, m.SpillReply]:
     """Spill three shards on a host with memory for this many bytes. Return the reply."""
-    said: list[Any] = []
+    replies: list[Any] = []
     backend: Any = SimpleNamespace(shards=lambda buffer: SHARDS)
     readers: Any = SimpleNamespace(hold=lambda buffer, count: lambda: None)
     store: Any = SimpleNamespace(get=lambda handle: object())
@@ -46,14 +46,14 @@ def put(
         nobody,
         3,
         readers,
-        said.append,
+        replies.append,
         pool,
         lambda nbytes: spill_store.nbytes + nbytes <= room,
     )
     shards = ((1, 5, 0), (2, 5, 1), (3, 5, 2))
     request = m.SpillRequest(1, 7, shards, to_files, directory, are_dropped_together=are_dropped_together)
     spill_store.spill(request, store)
-    (answer,) = said
+    (answer,) = replies
     return spill_store, answer
 
 

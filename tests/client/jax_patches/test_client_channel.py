@@ -179,7 +179,7 @@ class FarHost:
     """Proxy that lets its client connect to the data port of a host on another machine."""
 
     def __init__(self, directory: Path) -> None:
-        self.told: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages of the client
+        self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages of the client
         self.arrived: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self.port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: self.arrived.put(which)))
         self.port.open_session(5, "secret five")
@@ -200,7 +200,7 @@ class FarHost:
         channel.receive(self._take)
 
     def _take(self, piece: Any, content: Any, done: Callable[[], None]) -> None:
-        self.told.put(decode(content)[0])
+        self.sent.put(decode(content)[0])
         done()
 
     def _unread(self, session: int, feed: int) -> None:
@@ -247,7 +247,7 @@ def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -
     contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
-    assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
+    assert far.sent.get(timeout=SECONDS) == Arrived(first_feed(0))
     assert list(far.client_channel.direct_channels) == [channel]
 
 
@@ -261,7 +261,7 @@ def test_a_proxy_learns_of_contents_that_arrive_after_its_channel_was_replaced(f
     contents = far.client_channel.reads.start(None, [DEVICE], VALUES.nbytes, far.client_channel.reads.losses)
     assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
     np.testing.assert_array_equal(contents.wait(), VALUES)
-    assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
+    assert far.sent.get(timeout=SECONDS) == Arrived(first_feed(0))
     assert list(far.client_channel.direct_channels) == [channel]
 
 
@@ -269,7 +269,7 @@ def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost)
     far.let_dial()
     far.client_channel.writes.start(VALUES, [DEVICE])
     far.notify(Wanted(first_feed(0), 77, 3))
-    assert far.told.get(timeout=SECONDS) == Landed(first_feed(0))
+    assert far.sent.get(timeout=SECONDS) == Landed(first_feed(0))
     assert far.arrived.get(timeout=SECONDS) == (5, 77)
     assert bytes(far.port.inbox.take(5, 77)[0]) == VALUES.tobytes()
 
@@ -284,9 +284,9 @@ def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
     channel.shut_down()
     assert contents.wait() is None
     until(lambda: not far.client_channel._dialed and 5 not in far.port._scripts)
-    assert far.told.empty()
+    assert far.sent.empty()
     assert not far.client_channel.sends_to(DEVICE)
-    assert far.told.get(timeout=SECONDS) == DirectWanted()
+    assert far.sent.get(timeout=SECONDS) == DirectWanted()
     far.let_dial()
 
 
@@ -302,10 +302,10 @@ def test_a_call_for_which_no_thread_can_start_is_answered_and_the_channel_stays(
     with monkeypatch.context() as patch:
         patch.setattr(far.client_channel._threads, "run", refuse)
         far.to_client.send(0, first_call(4) + 1, encode(Call(number, ())))
-        answered = far.told.get(timeout=SECONDS)
+        answered = far.sent.get(timeout=SECONDS)
     assert answered == Raised("no thread can call the function: can't start new thread")
     far.to_client.send(0, first_call(4) + 2, encode(Call(number, ())))
-    assert far.told.get(timeout=SECONDS) == Returned(())
+    assert far.sent.get(timeout=SECONDS) == Returned(())
 
 
 def test_channels_for_which_no_thread_can_start_are_closed_and_the_proxy_stays(

@@ -139,7 +139,7 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "replies"),
     [
         (lambda channels: (), "can serve"),  # no process would answer
         (lambda channels: channels[:1], "can serve"),
@@ -148,10 +148,10 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
         (lambda channels: tuple(HostChannels(each.receives, each.sends) for each in channels), "can serve"),
     ],
 )
-def test_channels_that_are_not_the_programs_are_refused(lower: Lower, change: Any, said: str):
+def test_channels_that_are_not_the_programs_are_refused(lower: Lower, change: Any, replies: str):
     program, callbacks = lower(two, jnp.ones((2, 3), jnp.float32))
     channels = change(tuple(each.channels for each in callbacks))
-    with pytest.raises(StatusError, match=said):
+    with pytest.raises(StatusError, match=replies):
         found(program, len(channels), channels)
 
 

@@ -51,17 +51,17 @@ def test_a_patch_that_fits_replaces_and_calls_the_original(library: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "said"),
+    ("name", "expected", "text"),
     [
         ("double", ("y",), r"library_of_the_test\.double takes \(x, times\), not \(y, \.\.\.\)"),
         ("quadruple", ("x",), "no attribute 'quadruple'"),
     ],
 )
 def test_a_patch_of_something_else_is_left_out_whole_with_a_warning(
-    library: Any, name: str, expected: tuple[str, ...], said: str
+    library: Any, name: str, expected: tuple[str, ...], text: str
 ) -> None:
     patch = patch_of(("triple", ("x",)), (name, expected))
-    with pytest.warns(RuntimeWarning, match=said) as warned:
+    with pytest.warns(RuntimeWarning, match=text) as warned:
         assert install([patch], VERSION) == ()
     assert "1 of its 1 patches of JAX 0.10.2. " in str(warned[0].message)
     assert "- signs: numbers with signs (no sign)" in str(warned[0].message)

@@ -281,9 +281,9 @@ def test_a_link_in_a_granted_directory_leads_out_of_no_grant(sandboxed: Sandboxe
 
 def test_a_grant_that_is_a_link_is_refused(confined: Sandboxed) -> None:
     (confined.base / "granted").symlink_to(confined.base / "journal")
-    said = confined.run("print('runs')", check=False, read=[str(confined.base / "granted")])
-    assert "without symbolic links" in said
-    assert "runs" not in said.split("\n")
+    output = confined.run("print('runs')", check=False, read=[str(confined.base / "granted")])
+    assert "without symbolic links" in output
+    assert "runs" not in output.split("\n")
 
 
 def test_a_granted_directory_is_read_and_not_written(sandboxed: Sandboxed) -> None:

@@ -15,16 +15,18 @@ def test_an_interface_is_known_by_its_address() -> None:
     assert xla_island.interface_of("no such name") == ""
 
 
-@pytest.mark.parametrize(("said", "used"), [("", "=eth7"), ("eth1", "eth1")])
+@pytest.mark.parametrize(("chosen", "used"), [("", "=eth7"), ("eth1", "eth1")])
 def test_nccl_uses_the_network_of_the_meeting_unless_the_user_has_chosen_one(
-    monkeypatch: pytest.MonkeyPatch, said: str, used: str
+    monkeypatch: pytest.MonkeyPatch, chosen: str, used: str
 ) -> None:
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    if said:
-        monkeypatch.setenv("NCCL_SOCKET_IFNAME", said)
+    if chosen:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", chosen)
     monkeypatch.setattr(xla_island, "interface_of", lambda hostname: "eth7")
     xla_island.use_network("127.0.0.1")
-    assert os.environ.get("NCCL_SOCKET_IFNAME", "") == said
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", said) if said else monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    assert os.environ.get("NCCL_SOCKET_IFNAME", "") == chosen
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if chosen:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", chosen)
     xla_island.use_network("10.0.0.3")
     assert os.environ["NCCL_SOCKET_IFNAME"] == used

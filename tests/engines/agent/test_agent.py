@@ -58,12 +58,12 @@ class Dialed:
                 self.worker_came.set()
             if not isinstance(message, m.AgentSays):
                 return
-            said = m.read_from_agent(message.content)
-            if isinstance(said, m.AgentWorkerEnded):
-                self.ended.set_result(said)
-            elif isinstance(said, m.AgentAlive):
+            decoded = m.read_from_agent(message.content)
+            if isinstance(decoded, m.AgentWorkerEnded):
+                self.ended.set_result(decoded)
+            elif isinstance(decoded, m.AgentAlive):
                 self.unanswered -= 1
-            elif isinstance(said, m.AgentHello):
+            elif isinstance(decoded, m.AgentHello):
                 self.connection = connection
                 if self.renews:
                     self.tell(m.Renew(0.5, 60.0))
@@ -173,25 +173,25 @@ def test_a_worker_that_does_not_know_where_the_controller_is_now_is_not_waited_f
 
 def test_an_agent_says_what_happens_to_it() -> None:
     async def main() -> list[str]:
-        said: list[str] = []
+        decoded: list[str] = []
         controller = Dialed()
         await controller.begin()
         stop = StopEvent()
         options = AgentOptions(controller.address, RankSlot(), machine="m", grace_seconds=0.1)
-        agent = HostAgent(options, "", lambda: said.append("joined"), said.append)
+        agent = HostAgent(options, "", lambda: decoded.append("joined"), decoded.append)
         running = asyncio.create_task(agent.run(stop))
         await controller.came.wait()
         await controller.start_worker()
         stop.set_by(signal.SIGTERM)
         await running
         controller._server.close()
-        return said
+        return decoded
 
-    said = asyncio.run(asyncio.wait_for(main(), SECONDS))
-    assert said[:4] == [
+    decoded = asyncio.run(asyncio.wait_for(main(), SECONDS))
+    assert decoded[:4] == [
         "joined",
         "this machine is host 0 of island 0 (rank 0 of 1): its worker starts",
         "SIGTERM: leaving; the cluster has 0 s to move what is on host 0 of island 0",
         "0 s are over: this host agent ends",
     ]
-    assert said[4:] == ["the worker of host 0 of island 0 has ended: killed by SIGKILL"]
+    assert decoded[4:] == ["the worker of host 0 of island 0 has ended: killed by SIGKILL"]

@@ -30,7 +30,7 @@ class Scene:
     def __init__(self, islands: str = "1x2x4", **settings: Any) -> None:
         options = EngineOptions(ClusterSettings(islands, engine="hosts", **settings), "/nowhere", "10.0.0.1:7000")
         self.engine = HostsEngine(options)
-        self.told: list[tuple[int, Any]] = []
+        self.sent: list[tuple[int, Any]] = []
         self.to_controller: list[Any] = []
         self.ends: list[tuple[int, HostEnd]] = []
         self.placed: list[tuple[str, ...]] = []
@@ -39,11 +39,11 @@ class Scene:
 
     def _send(self, message: Any) -> None:
         if isinstance(message, m.TellAgent):
-            self.told.append((message.agent, m.read_to_agent(message.content)))
+            self.sent.append((message.agent, m.read_to_agent(message.content)))
         else:
             self.to_controller.append(message)
 
-    def say(self, agent: int, message: Any) -> None:
+    def send(self, agent: int, message: Any) -> None:
         self.engine.agent_said(agent, m.agent_content(message))
 
     def come(self, agent: int, rank_slot: RankSlot | None = None, connection: int = 0, **more: Any) -> None:
@@ -56,7 +56,7 @@ class Scene:
             coordinator_address=f"m{agent}:9000",
             **more,
         )
-        self.say(connection or agent, hello)
+        self.send(connection or agent, hello)
 
     def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7, first: int = -1, **more: Any) -> None:
         """Start the workers of an island as soon as it has machines."""
@@ -78,12 +78,12 @@ class Scene:
         self.place()
         self.come(1)
         self.come(2)
-        self.heard()
+        self.take_sent()
 
-    def heard(self) -> list[tuple[int, Any]]:
+    def take_sent(self) -> list[tuple[int, Any]]:
         """Return the messages to agents since the last call."""
-        told, self.told = self.told, []
-        return [each for each in told if not isinstance(each[1], m.Renew)]
+        received, self.sent = self.sent, []
+        return [each for each in received if not isinstance(each[1], m.Renew)]
 
     @property
     def report(self) -> m.EngineReport:
@@ -109,11 +109,11 @@ def test_an_island_starts_when_all_of_its_machines_are_there_and_meets_at_the_fi
         play.place()
         assert play.engine.missing() == "island 0 waits for 2 of 2 hosts: ranks 0, 1"
         play.come(1)
-        assert play.heard() == []
+        assert play.take_sent() == []
         assert dict(play.report.waits)[0] == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
         assert [each.state for each in play.report.machines] == ["waits for the other hosts of island 0"]
         play.come(2)
-        assert play.heard() == [(1, start(0)), (2, start(1))]
+        assert play.take_sent() == [(1, start(0)), (2, start(1))]
         assert play.placed == [("m1", "m2")]
         assert play.report.waits == ()
         assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
@@ -126,7 +126,7 @@ def test_an_agent_is_told_that_it_has_joined_before_its_worker_starts() -> None:
         play = Scene("1x1x4")
         play.place(hosts=1)
         play.come(1)
-        assert [type(message) for _, message in play.told] == [m.Renew, m.StartWorker]
+        assert [type(message) for _, message in play.sent] == [m.Renew, m.StartWorker]
 
     played(scene)
 
@@ -135,14 +135,14 @@ def test_the_end_of_a_worker_is_reported_once_and_its_agent_is_free_again() -> N
     def scene() -> None:
         play = Scene()
         play.start()
-        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
-        play.say(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        play.send(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
+        play.send(1, m.AgentWorkerEnded(7, -9, "m1:9001"))
         assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
         play.processes[1].kill()
-        play.heard()
-        play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
+        play.take_sent()
+        play.send(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
         play.place(incarnation=8)
-        assert [(agent, each.incarnation, each.coordinator_address) for agent, each in play.heard()] == [
+        assert [(agent, each.incarnation, each.coordinator_address) for agent, each in play.take_sent()] == [
             (1, 8, "m1:9001"),
             (2, 8, "m1:9001"),
         ]
@@ -160,7 +160,7 @@ def test_an_agent_that_is_back_in_time_keeps_its_worker() -> None:
         play.come(1, connection=9, running=7)
         assert play.ends == []
         play.processes[0].kill()
-        assert play.heard()[-1] == (9, m.EndWorker(7, force=True))
+        assert play.take_sent()[-1] == (9, m.EndWorker(7, force=True))
 
     played(scene)
 
@@ -194,9 +194,9 @@ def test_an_agent_whose_worker_ended_while_it_was_away_gets_the_next_one_once() 
         play.engine.place(0, [HostStart(0, 0, 0, 1, 4, incarnation)], begin)
         play.come(1)
         play.engine.agent_lost(1, "it closed the connection")
-        play.heard()
+        play.take_sent()
         play.come(1, connection=9, ended=(8, -9))
-        assert [(agent, message.incarnation) for agent, message in play.heard()] == [(9, 9)]
+        assert [(agent, message.incarnation) for agent, message in play.take_sent()] == [(9, 9)]
         assert play.ends == [(0, HostEnd(-9, "killed by SIGKILL"))]
 
     played(scene)
@@ -219,12 +219,12 @@ def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_
         assert "m1 (10.0.0.1)" in end.text
         play.place(hosts=1, incarnation=8)
         assert play.placed == [("m1",), ("m2",)]
-        play.heard()
+        play.take_sent()
         # It was only away, and returns with a worker that has ended.
         play.come(1, connection=9, running=7)
-        assert play.heard() == [(9, m.EndWorker(7, force=True))]
+        assert play.take_sent() == [(9, m.EndWorker(7, force=True))]
         assert play.report.machines[-1].state == "ends a worker that is over"
-        play.say(9, m.AgentWorkerEnded(7, -9))
+        play.send(9, m.AgentWorkerEnded(7, -9))
         assert play.report.machines[-1].state == "free"
         assert len(play.ends) == 1
 
@@ -237,10 +237,10 @@ def test_a_silent_agent_is_lost_when_its_lease_is_over() -> None:
         play.place(hosts=1)
         play.come(1)
         for _ in range(20):
-            play.say(1, m.AgentAlive())
+            play.send(1, m.AgentAlive())
             await asyncio.sleep(0.01)
         assert play.ends == []
-        renewals = [each.lease for _, each in play.told if isinstance(each, m.Renew)]
+        renewals = [each.lease for _, each in play.sent if isinstance(each, m.Renew)]
         assert renewals
         assert max(renewals) <= 0.1
         await asyncio.sleep(0.3)
@@ -258,16 +258,16 @@ def test_machines_that_leave_have_their_island_drained_and_are_dismissed_when_th
         play.place(hosts=1)
         play.come(1)
         play.come(2)
-        play.heard()
-        play.say(2, m.AgentLeaves(30.0))
-        assert play.heard() == [(2, m.Dismiss("its work is done"))]
-        play.say(1, m.AgentLeaves(30.0))
+        play.take_sent()
+        play.send(2, m.AgentLeaves(30.0))
+        assert play.take_sent() == [(2, m.Dismiss("its work is done"))]
+        play.send(1, m.AgentLeaves(30.0))
         assert m.DrainRequest(0, returns=True) in play.to_controller
-        assert play.heard() == []
+        assert play.take_sent() == []
         play.engine.drained(OK, "")
         play.processes[0].terminate()
-        play.say(1, m.AgentWorkerEnded(7, 0))
-        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+        play.send(1, m.AgentWorkerEnded(7, 0))
+        assert play.take_sent() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
 
     played(scene)
 
@@ -278,14 +278,14 @@ def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
         play.place(hosts=1)
         play.engine.host_leaves(0, 0, 60.0)  # no agent is connected yet
         play.come(1, RankSlot(0, 0))
-        play.heard()
+        play.take_sent()
         for seconds in (60.0, 59.5, math.inf):
             play.engine.host_leaves(0, 0, seconds)
             play.engine.host_leaves(0, 1, seconds)
         assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 1
         play.processes[0].terminate()
-        play.say(1, m.AgentWorkerEnded(7, 0))
-        assert play.heard() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
+        play.send(1, m.AgentWorkerEnded(7, 0))
+        assert play.take_sent() == [(1, m.EndWorker(7)), (1, m.Dismiss("its work is done"))]
 
     played(scene)
 
@@ -297,11 +297,11 @@ def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch
         play = Scene("1x1x4", lease_seconds=3.0)
         play.place(hosts=1)
         play.come(1)
-        play.say(1, m.AgentLeaves(30.0))
+        play.send(1, m.AgentLeaves(30.0))
         for asked in (1, 2, 3):
             await until_async(lambda asked=asked: play.to_controller.count(m.DrainRequest(0, returns=True)) >= asked)
             play.engine.drained(Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready"), "")
-        play.say(1, m.AgentWorkerEnded(7, 0))  # its machine is lost
+        play.send(1, m.AgentWorkerEnded(7, 0))  # its machine is lost
         await asyncio.sleep(1.0)
         assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 3
 
@@ -313,14 +313,14 @@ def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
         play = Scene("2x1x4")
         play.place(0, hosts=1)
         play.come(1)
-        play.say(1, m.AgentLeaves(30.0))
+        play.send(1, m.AgentLeaves(30.0))
         play.engine.drained(OK, "")
-        play.say(1, m.AgentWorkerEnded(7, 0))
+        play.send(1, m.AgentWorkerEnded(7, 0))
         play.place(0, hosts=1, incarnation=8)  # for the next machine that is available
         play.place(1, hosts=1)
         play.come(2)
         play.come(3)
-        assert [message.island for _, message in play.heard() if isinstance(message, m.StartWorker)] == [0, 1, 0]
+        assert [message.island for _, message in play.take_sent() if isinstance(message, m.StartWorker)] == [0, 1, 0]
 
     played(scene)
 
@@ -328,8 +328,8 @@ def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
 def test_hosts_of_another_version_are_refused_with_both() -> None:
     def scene() -> None:
         play = Scene()
-        play.say(1, m.AgentHello("agent", "m1", "10.0.0.1", "0.0.1"))
-        ((_, dismissed),) = play.heard()
+        play.send(1, m.AgentHello("agent", "m1", "10.0.0.1", "0.0.1"))
+        ((_, dismissed),) = play.take_sent()
         assert dismissed.error
         assert "m1 has 0.0.1" in dismissed.text
 
@@ -340,7 +340,7 @@ def test_what_is_no_message_of_an_agents_is_refused() -> None:
     def scene() -> None:
         play = Scene()
         play.engine.agent_said(1, b"\xff\xff")
-        ((_, dismissed),) = play.heard()
+        ((_, dismissed),) = play.take_sent()
         assert dismissed.error
 
     played(scene)
@@ -359,7 +359,7 @@ def test_islands_that_differ_get_each_the_machines_that_fit() -> None:
         assert text == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
         play.come(3, devices={"cuda": 4})
         assert play.placed == [("m2",), ("m1", "m3")]
-        starts = [message for _, message in play.heard()]
+        starts = [message for _, message in play.take_sent()]
         assert [(each.island, each.host, each.rank, each.hosts, each.devices) for each in starts] == [
             (1, 2, 0, 1, 8),
             (0, 0, 0, 2, 4),
@@ -393,13 +393,13 @@ def test_while_the_engine_is_cut_off_from_the_controller_no_agent_is_lost() -> N
         play.place(hosts=1)
         play.come(1)
         play.engine.cut_off(True)
-        play.told.clear()
+        play.sent.clear()
         await asyncio.sleep(0.3)
-        assert play.told == []
+        assert play.sent == []
         play.engine.cut_off(False)
         await asyncio.sleep(0.05)
         assert play.ends == []
-        assert {each.grace for _, each in play.told if isinstance(each, m.Renew)} == {5.0}
+        assert {each.grace for _, each in play.sent if isinstance(each, m.Renew)} == {5.0}
 
     played(scene)
 
@@ -416,7 +416,7 @@ def test_with_another_controller_agents_come_anew_with_what_they_hold() -> None:
         play.come(1, connection=11, running=7)
         play.come(2, connection=12, running=7)
         assert play.ends == []
-        assert play.heard() == []
+        assert play.take_sent() == []
         assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
 
     played(scene)
@@ -428,9 +428,9 @@ def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back(
         play.start()
         play.engine.agent_lost(1, "the link was cut")
         play.processes[0].kill()
-        assert play.heard() == []
+        assert play.take_sent() == []
         play.come(1, connection=11, running=7)
-        assert play.heard() == [(11, m.EndWorker(7, force=True))]
+        assert play.take_sent() == [(11, m.EndWorker(7, force=True))]
 
     played(scene)
 
@@ -446,12 +446,12 @@ def test_a_machine_that_leaves_is_shown_and_is_the_reason_of_its_workers_end() -
     def scene() -> None:
         play = Scene("1x2x4")
         play.start()
-        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        play.send(2, m.AgentLeaves(30.0, "SIGTERM"))
         assert states(play) == [("m1", "host 0 of island 0"), ("m2", "leaves (host 1 of island 0)")]
         assert [(each.host, each.leaves) for each in play.report.machines] == [(0, ""), (1, "SIGTERM")]
-        play.say(2, m.AgentWorkerEnded(7, -9))
+        play.send(2, m.AgentWorkerEnded(7, -9))
         assert play.ends == [(1, HostEnd(None, "m2 left: SIGTERM"))]
-        play.say(1, m.AgentLeaves(0.0, "the process 7 that started its agent has ended"))
+        play.send(1, m.AgentLeaves(0.0, "the process 7 that started its agent has ended"))
         play.engine.agent_lost(1, "it closed the connection")
         play.engine._still_away(play.engine._agents["agent 1"])
         assert play.ends[1:] == [(0, HostEnd(None, "m1 left: the process 7 that started its agent has ended"))]
@@ -464,7 +464,7 @@ def test_a_drain_says_whether_there_are_spares() -> None:
         play = Scene("1x2x4")
         play.start()
         play.come(3)
-        play.say(2, m.AgentLeaves(30.0, "SIGTERM"))
+        play.send(2, m.AgentLeaves(30.0, "SIGTERM"))
         assert m.DrainRequest(0, returns=True, has_spares=True) in play.to_controller
 
     played(scene)
@@ -481,11 +481,11 @@ def test_a_machine_that_is_avoided_is_replaced_if_there_is_a_spare(
             play.come(each)
         play.engine.avoid(1)
         for agent in (1, 2):
-            play.say(agent, m.AgentWorkerEnded(7, -9))
+            play.send(agent, m.AgentWorkerEnded(7, -9))
         play.place(incarnation=8)
         assert play.placed == [("m1", "m2"), expected]
         for number, machine in enumerate(expected):
-            play.say(int(machine[1]), m.AgentWorkerEnded(8, -9))
+            play.send(int(machine[1]), m.AgentWorkerEnded(8, -9))
             assert number in play.processes
         play.place(incarnation=9)
         assert play.placed[-1] == expected, "the machines of the last time are the first choice again"
@@ -499,7 +499,7 @@ def test_agents_of_one_machine_are_told_apart_and_a_place_that_does_not_exist_is
         play.start()
         for agent in (3, 4):
             hello = m.AgentHello(f"agent {agent}", "m3", "10.0.0.3", __version__, RankSlot(-1, 7 if agent == 4 else -1))
-            play.say(agent, hello)
+            play.send(agent, hello)
         assert states(play)[2:] == [
             ("m3 (1 of 2)", "free"),
             ("m3 (2 of 2)", f"free, but no island has a place for it: it asks for {RankSlot(-1, 7)}"),
@@ -534,11 +534,11 @@ def test_where_the_machines_are_gone_a_drain_is_not_asked_for_again() -> None:
 
 def test_a_reason_is_given_once() -> None:
     drains = MachineDrains()
-    said = []
+    replies = []
     for turn, status in enumerate((NO_ROOM, NO_ROOM, IN_USE)):
         drains.ask(0)
-        said.append(drains.answered(status, 10.0 * turn)[1])
-    assert said == [NO_ROOM.message, "", IN_USE.message]
+        replies.append(drains.answered(status, 10.0 * turn)[1])
+    assert replies == [NO_ROOM.message, "", IN_USE.message]
 
 
 def test_answers_come_in_the_order_of_what_was_asked_and_an_island_is_asked_for_once() -> None:
@@ -567,10 +567,10 @@ def test_a_worker_of_a_lost_engine_is_adopted_when_its_agent_connects() -> None:
         play.come(1, running=7, serves=(0, 0))
         play.come(2, running=7, serves=(0, 1))
         assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
-        assert play.heard() == []
+        assert play.take_sent() == []
         play.processes[1].kill()
-        assert play.heard() == [(2, m.EndWorker(7, force=True))]
-        play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
+        assert play.take_sent() == [(2, m.EndWorker(7, force=True))]
+        play.send(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
         assert play.ends == [(1, HostEnd(-9, "killed by SIGKILL"))]
 
     played(scene)
@@ -582,7 +582,7 @@ def test_an_adopted_worker_that_was_killed_before_its_agent_connected_is_ended_t
         play.adopt()
         play.processes[0].kill()
         play.come(1, running=7, serves=(0, 0))
-        assert play.heard() == [(1, m.EndWorker(7, force=True))]
+        assert play.take_sent() == [(1, m.EndWorker(7, force=True))]
 
     played(scene)
 
@@ -608,7 +608,7 @@ def test_an_island_whose_adopted_worker_has_ended_starts_once_on_its_agent() -> 
             island = HostStart(rank, rank, 0, 1, 4, 7, "cpu")
             play.engine.adopt(island, lambda end, n=rank: play.place(n, hosts=1, incarnation=8, first=n))  # type: ignore[misc]
         play.come(1, serves=(0, 0), ended=(7, 1))
-        assert [(agent, each.incarnation, each.island) for agent, each in play.heard()] == [(1, 8, 0)]
+        assert [(agent, each.incarnation, each.island) for agent, each in play.take_sent()] == [(1, 8, 0)]
         assert play.ends == []
 
     played(scene)
@@ -619,7 +619,7 @@ def test_the_worker_of_another_incarnation_is_not_adopted() -> None:
         play = Adopting()
         play.adopt()
         play.come(1, running=6, serves=(0, 0))
-        assert play.heard() == [(1, m.EndWorker(6, force=True))]
+        assert play.take_sent() == [(1, m.EndWorker(6, force=True))]
         assert play.report.machines[0].state == "ends a worker that is over"
 
     played(scene)

@@ -82,9 +82,9 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
             for key in internal_kv._internal_kv_list(b"", namespace=space):
                 print("key", internal_kv._internal_kv_get(key, namespace=space))
     """
-    said = user.script(look).check().stdout
-    assert "EngineActor" in said
-    found = [line[:200] for line in said.splitlines() if any(secret in line for secret in secrets)]
+    output = user.script(look).check().stdout
+    assert "EngineActor" in output
+    found = [line[:200] for line in output.splitlines() if any(secret in line for secret in secrets)]
     for path in filter(Path.is_file, ray.directory.rglob("*")):
         content = path.read_bytes()
         found += [str(path) for secret in secrets if secret.encode() in content]
@@ -145,14 +145,14 @@ def test_the_next_cluster_with_the_same_authority_is_joined_by_the_same_strings(
     kept, join = tmp_path / "authority", tmp_path / "join"
     where = ("--listen", f"0.0.0.0:{free_port()}", "--authority", str(kept), "--join-file", str(join))
     on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2", *where)
-    said = []
+    output = []
     for _ in range(2):
         user.atoll(*on_ray).check()
-        said.append(join.read_text())
+        output.append(join.read_text())
         code = "import jax; print(len(jax.devices()))"
-        assert user.script(code, JAX_PLATFORMS="atoll", ATOLL_JOIN=said[0]).check().stdout == "2\n"
+        assert user.script(code, JAX_PLATFORMS="atoll", ATOLL_JOIN=output[0]).check().stdout == "2\n"
         user.atoll("down").check()
-    assert said[0] == said[1]
+    assert output[0] == output[1]
     assert kept.stat().st_mode & 0o077 == 0
     assert "ATOLL_TOKEN is not the token in" in user.atoll(*on_ray, ATOLL_TOKEN="another").error
 

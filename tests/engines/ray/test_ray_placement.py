@@ -148,8 +148,8 @@ def test_an_agent_or_actor_that_has_ended_is_started_again_in_its_bundle_and_its
     assert eventually(lambda: len(ray.actors) == 3)
     assert ray.actors[1].killed
     assert ray.actors[2].arguments == ["0/1"]
-    told = "rank 1: its host agent ended with status 1: atoll: the cluster refuses this host"
-    assert eventually(lambda: placement.text(0) == told)
+    received = "rank 1: its host agent ended with status 1: atoll: the cluster refuses this host"
+    assert eventually(lambda: placement.text(0) == received)
     ray.actors[0].end = RuntimeError("the actor died\nunexpectedly")
     assert eventually(lambda: len(ray.actors) == 4)
     assert ray.actors[3].arguments == ["0/0"]

@@ -218,7 +218,7 @@ def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "run", "said"),
+    ("location", "run", "text"),
     [
         ("logs", "run", "relative"),
         ("/logs", "../../etc", "invalid profile name"),
@@ -234,8 +234,8 @@ def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
         ("/" + "x" * 5000, "run", "invalid location"),
     ],
 )
-def test_a_place_that_is_none_is_refused(location: str, run: str, said: str) -> None:
-    with pytest.raises(StatusError, match=said):
+def test_a_place_that_is_none_is_refused(location: str, run: str, text: str) -> None:
+    with pytest.raises(StatusError, match=text):
         p.directory_of(location, run)
 
 

@@ -115,7 +115,7 @@ def test_what_a_client_releases_unended_is_dropped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "text"),
     [
         ({"traceLocation": "logs"}, "relative"),
         ({"traceLocation": "http://there"}, "cannot write a profile"),
@@ -130,8 +130,8 @@ def test_what_a_client_releases_unended_is_dropped(rig: Rig) -> None:
         (advanced(stringValue="x" * 5000), "cannot be read"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(rig: Rig, fields: Any, said: str) -> None:
-    check_refused(rig.ask("compile", profile_request(**fields)), Code.INVALID_ARGUMENT, said)
+def test_a_request_that_makes_no_sense_is_refused(rig: Rig, fields: Any, text: str) -> None:
+    check_refused(rig.ask("compile", profile_request(**fields)), Code.INVALID_ARGUMENT, text)
 
 
 def test_the_plug_in_learns_of_hosts_that_have_no_profile(rig: Rig) -> None:
