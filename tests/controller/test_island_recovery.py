@@ -270,7 +270,7 @@ def test_a_proxy_that_is_not_heard_is_told_to_trust_the_controller_for_less_and_
 
 def test_an_engine_that_begins_anew_is_told_again_which_islands_to_restart():
     play = Play("2x1x1")
-    play.event(e.ConnectionLost(play.now, play.engine_connection, "it has heard more than this controller knows"))
+    play.event(e.ConnectionLost(play.now, play.engine_connection, "it knows more than this controller"))
     play.lose(1, "refused")
     assert [each for each in play.outbox() if isinstance(each, m.RestartIsland)] == []
     play.engine_connection = play.connect("engine")
