@@ -9,7 +9,7 @@ from benchmarks.subscribers import PAGE, RESULT, Subscriptions, subscribe, table
 
 def test_three_subscribers_get_a_version_and_the_publisher_sends_it_twice() -> None:
     result = subscribe(3, 1 << 20, 2)
-    assert (result.subscribers, result.published, result.limit) == (3, 2, 1)
+    assert (result.subscribers, result.published, result.most) == (3, 2, 1)
     assert result.last < result.direct + 0.01
 
 
