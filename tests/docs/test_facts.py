@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll._version import __version__
-from atoll.client.jax_patches import direct_reads, large_writes, tree_reads, tree_writes
+from atoll.client.jax_patches import direct_reads, element_reads, large_writes, tree_reads, tree_writes
 from atoll.client.jax_patches.numbered_runs import MIN_WRITTEN
 from atoll.cluster.settings import HOSTS_SECONDS, LOCAL_SECONDS
 from atoll.cluster.tenant_settings import TenantSettings
@@ -106,6 +106,7 @@ def test_the_table_of_paths_has_the_sizes_of_the_code() -> None:
         ("which cuts the shards", written, (large_writes.MAX_JOINED,)),
         ("slots of the shared memory", written, (SLOTS,)),
         ("arrays of a tree", read, (tree_reads.MAX_BYTES, MAX_CONTENTS)),
+        ("elements of an array in a loop", read, (element_reads.MIN_TOGETHER, tree_reads.MAX_BYTES)),
         ("from 256 KiB on through shared memory", read, (SHARED_THRESHOLD,)),
         ("on another machine", read, (STREAM_THRESHOLD, direct_reads.MIN_BYTES)),
     ):

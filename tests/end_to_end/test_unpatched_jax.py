@@ -209,6 +209,7 @@ UNTESTED = {
     "reads of trees": "it is a matter of time",
     "direct reads": "it is a matter of time",
     "direct reads of several arrays": "it is a matter of time",
+    "reads of elements": "it is a matter of time",
     "writes of trees": "it is a matter of time",
     "large writes": "it is a matter of time",
     "copies of arrays": "it is a matter of time",

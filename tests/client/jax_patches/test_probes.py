@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import inspect
 import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,6 +308,21 @@ def direct_reads_of_several_arrays(calls: Calls) -> None:
     assert [each.tolist() for each in jax.device_get(arrays)] == [[0, 1], [1, 2], [2, 3]]
     ((given,),) = calls.arguments("jaxlib._jax.batched_copy_to_host_async")
     assert list(given) == arrays
+
+
+def reads_of_elements(calls: Calls) -> None:
+    """A loop divides the array into elements, 100 at a time, and reads the value of each."""
+    x = jnp.arange(150.0) + 1
+    elements = list(x)
+    assert [each.shape for (each,) in calls.arguments("jaxlib._jax.ArrayImpl._unstack")] == [(100,), (50,)]
+    assert [len(made) for _, _, made in calls.of["jaxlib._jax.ArrayImpl._unstack"]] == [100, 50]
+    first = calls.of["jaxlib._jax.ArrayImpl._unstack"][0][2][0]
+    assert first is elements[0]
+    assert weakref.ref(first)() is first
+    first.attribute = 1
+    first._npy_value = np.array(5, x.dtype)
+    assert [float(each) for each in elements] == [5, *range(2, 151)]
+    assert [id(each) for (each,) in calls.arguments("jaxlib._jax.ArrayImpl._value")[-150:]] == [*map(id, elements)]
 
 
 def writes_of_trees(calls: Calls) -> None:
@@ -767,6 +783,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "reads of trees": reads_of_trees,
     "direct reads": direct_reads,
     "direct reads of several arrays": direct_reads_of_several_arrays,
+    "reads of elements": reads_of_elements,
     "writes of trees": writes_of_trees,
     "large writes": large_writes,
     "small writes": small_writes,

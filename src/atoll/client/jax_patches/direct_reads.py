@@ -48,6 +48,11 @@ def request_contents(array: Any) -> ArrivingContents | None:
     return requested
 
 
+def is_requested(array: Any) -> bool:
+    """Return whether an array's contents were requested, and no one has waited for them."""
+    return getattr(array, _REQUESTED, None) is not None
+
+
 def value_of(array: Any, contents: ArrivingContents) -> Any:
     """Return an array's value once its contents have arrived, or None if JAX itself has to read them.
 
@@ -112,7 +117,7 @@ def _is_on_several_hosts(array: Any) -> bool:
     return len({device.host for device in array.sharding._device_assignment}) > 1
 
 
-def _is_requested(array: Any) -> bool:
+def _has_or_requests(array: Any) -> bool:
     """Return whether this process has the contents of an array of Atoll or, after this call, has requested them."""
     if array.is_deleted() or not is_atoll(client_of(array)):
         return False
@@ -121,14 +126,14 @@ def _is_requested(array: Any) -> bool:
 
 def _requesting(copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def copy_to_host_async(self: Any) -> Any:
-        return None if _is_requested(self) else copy(self)
+        return None if _has_or_requests(self) else copy(self)
 
     return copy_to_host_async
 
 
 def _requesting_each(copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def batched_copy_to_host_async(arrays: Sequence[Any]) -> Any:
-        others = [array for array in arrays if not _is_requested(array)]
+        others = [array for array in arrays if not _has_or_requests(array)]
         return copy(others) if others else None
 
     return batched_copy_to_host_async

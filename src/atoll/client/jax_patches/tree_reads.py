@@ -30,18 +30,18 @@ def _together(one_by_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from jax.tree_util import tree_leaves
 
         groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-        for leaf in {id(leaf): leaf for leaf in tree_leaves(x) if _is_readable(leaf)}.values():
+        for leaf in {id(leaf): leaf for leaf in tree_leaves(x) if is_readable(leaf)}.values():
             groups[tuple(leaf.sharding._device_assignment)].append(leaf)
         for devices, arrays in groups.items():
             if len(arrays) > 1 and is_atoll(devices[0].client) and internals.device_to_host_guard() in _GUARDS:
-                for batch in _batches(arrays):
+                for batch in batches(arrays):
                     _read(devices, batch)
         return one_by_one(x)
 
     return device_get
 
 
-def _is_readable(leaf: Any) -> bool:
+def is_readable(leaf: Any) -> bool:
     """Return whether the leaf is a small array whose value must be read from devices, as bytes in row-major order."""
     from atoll.client import jax_internals as internals
 
@@ -67,7 +67,7 @@ def _shards(array: Any) -> int:
     return 1 if array.is_fully_replicated else len(array.sharding._device_assignment)
 
 
-def _batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
+def batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     """Divide arrays into the lists that one request can read."""
     batch: list[Any] = []
     size = shards = 0
@@ -83,9 +83,18 @@ def _batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
-    """Set the values of arrays on these devices. After most errors they have none, so JAX reads them one by one.
+    """Set the values of arrays on these devices. After most errors they have none, so JAX reads them one by one."""
+    with staging:
+        values = values_of(devices, arrays)
+    for array, value in zip(arrays, values, strict=False):
+        array._npy_value = value
 
-    Raise JaxRuntimeError if contents were lost, since another read would fail with an error that says less.
+
+def values_of(devices: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """Return the values of arrays on these devices, which share memory, or [] if JAX has to read them one by one.
+
+    The caller holds `staging`. Raise JaxRuntimeError if contents were lost, since another read would fail with an error
+    that says less.
     """
     import jax
     import numpy as np
@@ -93,24 +102,25 @@ def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
     client = devices[0].client
     try:
         stage = staging_call(client, tuple(device.id for device in devices))
-        with staging:
-            try:
-                stage(list(arrays))
-                contents = memoryview(ask(client, ContentsQuestion(len(arrays))))
-            except BaseException:  # an interrupt, too
-                with suppress(jax.errors.JaxRuntimeError):
-                    ask(client, ContentsQuestion(0))
-                raise
+        try:
+            stage(list(arrays))
+            contents = memoryview(ask(client, ContentsQuestion(len(arrays))))
+        except BaseException:  # an interrupt, too
+            with suppress(jax.errors.JaxRuntimeError):
+                ask(client, ContentsQuestion(0))
+            raise
     except (RuntimeError, ValueError) as error:  # JaxRuntimeError is a RuntimeError
         if details_of(error).kind is Kind.LINK:
             raise
-        return
+        return []
+    values = []
     start = 0
     for array in arrays:
         stop = start + array.nbytes
-        values = np.frombuffer(contents[start:stop], array.dtype, math.prod(array.shape))
-        array._npy_value = values.reshape(array.shape)
+        value = np.frombuffer(contents[start:stop], array.dtype, math.prod(array.shape))
+        values.append(value.reshape(array.shape))
         start = stop
+    return values
 
 
 PATCH = Patch(
