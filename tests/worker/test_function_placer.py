@@ -186,9 +186,11 @@ def test_a_function_moves_to_the_successor_of_its_world_and_its_runs_wait_meanwh
     record = rig.loaded(request(5))
     woken: list[None] = []
     assert not rig.placer.awaits("a", lambda: woken.append(None))
-    rig.placer.close_world(CloseWorld(5, LOST, successor=6))
+    moving = rig.placer.close_world(CloseWorld(5, LOST, successor=6))
     assert rig.take() == [("unload", "a")]
     assert record.state is FunctionState.COMPILING
+    for recipe in moving:
+        rig.placer.compile_again(recipe)
     assert rig.placer.awaits("a", lambda: woken.append(None))
     rig.worlds.joins[6](OK)
     assert rig.take() == [("compile", 6)]
@@ -199,7 +201,8 @@ def test_a_function_moves_to_the_successor_of_its_world_and_its_runs_wait_meanwh
 
 def test_a_function_fails_if_the_host_cannot_join_the_successor(rig: Rig) -> None:
     rig.loaded(request(5))
-    rig.placer.close_world(CloseWorld(5, LOST, successor=6))
+    for recipe in rig.placer.close_world(CloseWorld(5, LOST, successor=6)):
+        rig.placer.compile_again(recipe)
     rig.worlds.joins[6](LOST)
     assert rig.take() == [("unload", "a"), ("end", 6, LOST)]
 

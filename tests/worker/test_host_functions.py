@@ -13,9 +13,10 @@ from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
-from atoll.errors import Code, StatusError
+from atoll.errors import OK, Code, StatusError
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import (
+    CloseWorld,
     Compile,
     CompileReport,
     CompileStage,
@@ -232,3 +233,14 @@ def test_a_host_that_compiles_again_keeps_the_requests_of_other_sessions() -> No
     assert [each.status.ok for each in host.compiled] == [True]
     assert host.functions.programs.others(BOB) == Others(set(), set())
     assert not host.inbox.statistics().feeds
+
+
+def test_the_processes_of_a_closed_world_end_before_its_functions_move(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placer, order = host.functions.placer, []
+    monkeypatch.setattr(placer, "close_world", lambda message: order.append("world") or ["function"])
+    monkeypatch.setattr(host.functions.python, "close_world", lambda message: order.append("processes"))
+    monkeypatch.setattr(placer, "compile_again", order.append)
+    host.functions.close_world(CloseWorld(5, OK))
+    assert order == ["world", "processes", "function"]

@@ -139,12 +139,11 @@ class FunctionPlacer:
 
     # ---- closed worlds
 
-    def close_world(self, message: CloseWorld) -> None:
-        """Leave a world, and drop its functions, or compile them again in its successor."""
-        worlds = self._worlds
+    def close_world(self, message: CloseWorld) -> list[Recipe]:
+        """Leave a world, and drop its functions. Return how to compile again those that move to its successor."""
+        worlds, moving = self._worlds, list[Recipe]()
         if worlds is None:
-            return
-        moving: list[Recipe] = []
+            return moving
         worlds.note_closing(message)
         with self._records.lock:
             for record, function in self._records.of_world(message.world):
@@ -159,8 +158,7 @@ class FunctionPlacer:
                     self._records.compile(record.name, Pending(CompileStage.WAITING))
                     moving.append(recipe)
         worlds.close(message)
-        for recipe in moving:
-            self.compile_again(recipe)
+        return moving
 
     def closing_of(self, world: int) -> CloseWorld | None:
         """Return the message that closed the world, or None if it is not closed."""

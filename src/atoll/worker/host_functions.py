@@ -472,8 +472,10 @@ class Functions:
 
     def close_world(self, message: CloseWorld) -> None:
         """Leave a world, and drop its functions, or have them move to its successor."""
-        self.placer.close_world(message)
+        moving = self.placer.close_world(message)
         self.python.close_world(message)
+        for recipe in moving:
+            self.placer.compile_again(recipe)
 
     def _loaded_python(self, name: str, status: Status) -> None:
         with self.records.lock:
