@@ -115,14 +115,12 @@ class DelegatedRunIndex:
     def add(self, run: DelegatedRun) -> None:
         """Add a run, which is the session's newest one."""
         session = run.launch.session
-        if session not in self._sessions:
-            self._sessions[session] = _SessionRuns()
-        runs = self._sessions[session]
+        runs = self._sessions.get(session)
+        if runs is None:
+            runs = self._sessions[session] = _SessionRuns()
         runs.all[run.first] = run
         for island in run.gangs:
-            if island not in runs.on_island:
-                runs.on_island[island] = {}
-            runs.on_island[island][run.first] = run
+            runs.on_island.setdefault(island, {})[run.first] = run
         if run.limits is not None:
             runs.limited.add(run.first)
 
@@ -150,29 +148,29 @@ class DelegatedRunIndex:
             del runs.on_island[island]
         if is_last:
             del runs.all[run.first]
-            if run.first in runs.limited:
-                runs.limited.remove(run.first)
+            runs.limited.discard(run.first)
             if not runs.all:
                 del self._sessions[session]
 
     def of(self, session: int) -> list[DelegatedRun]:
         """Return the session's runs that have not ended."""
-        return list(self._sessions[session].all.values()) if session in self._sessions else []
+        runs = self._sessions.get(session)
+        return [] if runs is None else list(runs.all.values())
 
     def has_limited(self, session: int) -> bool:
         """Return whether a revocation has limited one of the session's runs."""
-        return session in self._sessions and len(self._sessions[session].limited) > 0
+        runs = self._sessions.get(session)
+        return runs is not None and bool(runs.limited)
 
     def committed(self, session: int, island: int) -> list[DelegatedRun]:
         """Return the session's runs that are committed and have not ended on the island, in order."""
+        runs = self._sessions.get(session)
         found: list[DelegatedRun] = []
-        if session in self._sessions and island in (on_island := self._sessions[session].on_island):
-            for run in on_island[island].values():
-                gang = run.gangs[island]
-                if gang.state < GangState.COMMITTED:
-                    break
-                if gang.state < GangState.RUNNING and gang.run.hosts_left:  # as `keeps_order` and `has_ended` say
-                    found += [run]
+        for run in () if runs is None else runs.on_island.get(island, {}).values():
+            if run.gangs[island].state < GangState.COMMITTED:
+                break
+            if run.gangs[island].keeps_order and not run.has_ended(island):
+                found.append(run)
         return found
 
     def validate(self, runs: Iterable[DelegatedRun]) -> None:
