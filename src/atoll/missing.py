@@ -8,7 +8,6 @@ answer is unknown, it does nothing: a poll repeats the question, and a command r
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 # The errors of the operating system that mean "there is no such file" and "there is no such process".
 MISSING = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
@@ -26,6 +25,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 def read_if_exists(path: str | os.PathLike[str]) -> bytes | None:
     """Return the content of a file, or None if there is no such file. Raise OSError if that is unknown."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", 0) as file:  # a `Path` takes longer than the read of a small file
+            return file.read()
     except MISSING:
         return None

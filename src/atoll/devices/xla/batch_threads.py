@@ -25,6 +25,7 @@ from typing import ClassVar, NamedTuple
 import jax
 
 from atoll.cluster.state_machine import StateMachine
+from atoll.missing import read_if_exists
 
 _log = logging.getLogger(__name__)
 
@@ -190,21 +191,16 @@ def cpu_times() -> CpuTimes:
         columns = file.readline().split()[1 : _COLUMNS + 1]
     machine = sum(int(value) for column, value in enumerate(columns) if column not in _NOT_BUSY)
     parent, cluster = os.getppid(), {os.getpid(): time.process_time()}
-    with contextlib.suppress(FileNotFoundError):  # some kernels do not list children, and the parent may have ended
-        for number in map(int, _contents(f"/proc/{parent}/task/{parent}/children").split()):
-            if number not in cluster:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                    cluster[number] = _process_time(number)
+    # Some kernels do not list children, and the parent may have ended.
+    children = read_if_exists(f"/proc/{parent}/task/{parent}/children") or b""
+    for number in map(int, children.split()):
+        content = None if number in cluster else read_if_exists(f"/proc/{number}/stat")
+        if content is not None:  # otherwise the process has ended meanwhile
+            cluster[number] = _process_time(content)
     return CpuTimes(machine / _TICKS_PER_SECOND, cluster, os.getpid())
 
 
-def _process_time(process: int) -> float:
-    """Return a process's CPU time in seconds. Raise OSError if it has ended."""
-    fields = _contents(f"/proc/{process}/stat").rsplit(b")", 1)[1].split()
+def _process_time(stat: bytes) -> float:
+    """Return a process's CPU time in seconds, from the contents of its file /proc/PID/stat."""
+    fields = stat.rsplit(b")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-
-
-def _contents(path: str) -> bytes:
-    """Return the contents of a file, without a `Path`, which takes longer than the read."""
-    with open(path, "rb", 0) as file:
-        return file.read()
