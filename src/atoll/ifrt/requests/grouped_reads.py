@@ -111,17 +111,17 @@ def assemble(specs: Sequence[ArraySpec], reads: Sequence[HostRead], contents: Se
     return bytes(whole)
 
 
-def _whole(shape: Shape) -> list[tuple[Part, int]]:
-    return [_part(0, tuple([(0, size) for size in shape]))]
+def _whole(shape: Shape) -> tuple[tuple[Part, int], ...]:
+    return (_part(0, tuple([(0, size) for size in shape])),)
 
 
 @lru_cache(maxsize=1024)
-def _parts(sharding: Sharding, shape: Shape) -> list[tuple[Part, int]]:
+def _parts(sharding: Sharding, shape: Shape) -> tuple[tuple[Part, int], ...]:
     """Return the different parts of an array, each with its number of elements."""
     first: dict[Box, int] = {}
     for position, box in enumerate(shard_boxes(sharding, shape)):
         first.setdefault(box, position)
-    return [_part(position, box) for box, position in first.items()]
+    return tuple([_part(position, box) for box, position in first.items()])
 
 
 def _part(position: int, box: Box) -> tuple[Part, int]:
