@@ -29,7 +29,7 @@ from atoll.security.enrollment import (
     enroll,
 )
 from atoll.security.join_token import JoinToken
-from atoll.security.roles import Role, is_of_the_cluster, may_say
+from atoll.security.roles import Role, is_of_the_cluster, may_claim
 from atoll.security.tokens import TOO_MANY, digest
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import dial_stream
@@ -431,8 +431,8 @@ def test_a_dial_waits_for_no_renewal_that_has_failed_or_that_nobody_does() -> No
 )
 def test_a_certificates_role_says_what_its_holder_may_be(certified: str, says: set[str]) -> None:
     everything = {"proxy", "operator", "worker", "agent", "engine", "controller", "nobody"}
-    assert {each for each in everything if may_say(certified, each)} == says
-    assert all(may_say("", each) for each in everything), "without certificates the tokens decide"
+    assert {each for each in everything if may_claim(certified, each)} == says
+    assert all(may_claim("", each) for each in everything), "without certificates the tokens decide"
 
 
 def test_hosts_and_the_engine_have_a_token_of_their_own() -> None:

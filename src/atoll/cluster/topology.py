@@ -14,7 +14,7 @@ import msgspec
 from atoll.cluster.mesh import Shape, text_of
 from atoll.errors import SettingsError
 
-MAX = 1 << 16  # hosts of an island, and devices of a host
+MAX_PER_LEVEL = 1 << 16  # islands of a cluster, hosts of an island, and devices of a host
 
 
 class IslandShape(msgspec.Struct, frozen=True):
@@ -28,8 +28,10 @@ class IslandShape(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise ValueError for an invalid shape, such as a mesh for another number of devices."""
-        if not (1 <= self.hosts <= MAX and 1 <= self.devices <= MAX):
-            raise ValueError(f"an island has one to {MAX} hosts with one to {MAX} devices each, not {self}")
+        if not (1 <= self.hosts <= MAX_PER_LEVEL and 1 <= self.devices <= MAX_PER_LEVEL):
+            raise ValueError(
+                f"an island has one to {MAX_PER_LEVEL} hosts with one to {MAX_PER_LEVEL} devices each, not {self}"
+            )
         if self.mesh and math.prod(self.mesh) != self.hosts * self.devices:
             raise ValueError(
                 f"an island of {self.hosts}x{self.devices} (hosts x devices) has {self.hosts * self.devices} devices, "

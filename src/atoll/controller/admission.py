@@ -37,7 +37,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
-from atoll.security.roles import is_of_the_cluster, may_say
+from atoll.security.roles import is_of_the_cluster, may_claim
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant
@@ -224,7 +224,7 @@ class Admission:
         if not isinstance(hello, m.Hello):
             self._refuse(peer, Code.FAILED_PRECONDITION, "the first message must be a Hello")
             return
-        if not may_say(peer.role, hello.role):
+        if not may_claim(peer.role, hello.role):
             text = f"this process announced itself as a {hello.role}, but its certificate is that of a {peer.role}"
             self._refuse(peer, Code.PERMISSION_DENIED, text)
             return

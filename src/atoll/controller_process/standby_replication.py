@@ -25,7 +25,7 @@ from atoll.journal.records import join_records
 from atoll.leadership.lease_keeper import HeldLease
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk
-from atoll.security.roles import may_say
+from atoll.security.roles import may_claim
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
 from atoll.wire.late_timers import call_later
@@ -115,7 +115,7 @@ class StandbyReplication:
         self._heartbeat(connection)
 
     def _refusal(self, connection: Connection, hello: m.Hello) -> Status | None:
-        if not may_say(connection.peer_role, hello.role) or not self._tokens.are_right(hello.role, hello.token):
+        if not may_claim(connection.peer_role, hello.role) or not self._tokens.are_right(hello.role, hello.token):
             return Status(Code.PERMISSION_DENIED, "a standby must authenticate like the cluster's engine")
         if (hello.protocol, hello.version) != (m.PROTOCOL, __version__):
             text = f"the controller runs atoll {__version__}, the standby {hello.version}: install the same version"

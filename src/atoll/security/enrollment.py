@@ -91,7 +91,7 @@ class CertificateIssuer:
     clock = staticmethod(time.time)
 
     def __init__(
-        self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda said: False
+        self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda token_digest: False
     ) -> None:
         self._authority = authority  # a `certificate_authority.CertificateAuthority`; its module is slow to import
         self._tokens = {role: token.encode() for role, token in tokens.items()}
@@ -119,9 +119,9 @@ class CertificateIssuer:
     def _is_right(self, role: Role, token: str) -> bool:
         if not token:
             return False
-        said = digest(token)
-        is_of_cluster = hmac.compare_digest(said.encode(), self._tokens[role])
-        return is_of_cluster or (role is Role.CLIENT and self._is_tenants(said))
+        token_digest = digest(token)
+        is_of_cluster = hmac.compare_digest(token_digest.encode(), self._tokens[role])
+        return is_of_cluster or (role is Role.CLIENT and self._is_tenants(token_digest))
 
 
 class Joiners:
@@ -136,7 +136,7 @@ class Joiners:
         self._issuer = CertificateIssuer(
             authority,
             {Role.CLIENT: tokens.client, Role.HOST: tokens.host},
-            lambda said: tokens.tenant_of(said) is not None,
+            lambda token_digest: tokens.tenant_of(token_digest) is not None,
         )
         self._guesses = Guesses()
         self.identity = Identity(authority.certificate_for(Role.CONTROLLER, _CONTROLLER_NAME))
@@ -210,10 +210,10 @@ def _answer(join: JoinToken, role: Role, name: str, seconds: float, dial_seconds
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    said = _ask(join, unverified, AskAuthority(), deadline, dial_seconds)
-    if not isinstance(said, AuthorityIs):
-        raise _not_expected(said, join.address)
-    authority = _verified(said.certificate, join, role)
+    answer = _ask(join, unverified, AskAuthority(), deadline, dial_seconds)
+    if not isinstance(answer, AuthorityIs):
+        raise _not_expected(answer, join.address)
+    authority = _verified(answer.certificate, join, role)
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     verified.load_verify_locations(cadata=authority.decode())
     key = make_key()
@@ -221,7 +221,7 @@ def _answer(join: JoinToken, role: Role, name: str, seconds: float, dial_seconds
     try:
         reply = _ask(join, verified, request, deadline, dial_seconds)
     except AccessError as error:
-        skew = time.time() - said.seconds
+        skew = time.time() - answer.seconds
         if abs(skew) < 60:
             raise
         ahead = "ahead of" if skew > 0 else "behind"

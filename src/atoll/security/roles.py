@@ -19,7 +19,7 @@ class Role(StrEnum):
 JOINING = (Role.HOST, Role.CLIENT)  # each of these roles has a token
 
 # The values of `protocol.messages.Hello.role` that the certificate of each role allows.
-_SAYS = {
+_CLAIMS = {
     Role.CONTROLLER: frozenset[str](),
     Role.ENGINE: frozenset({"engine", "spare engine", "standby"}),
     Role.HOST: frozenset({"worker", "relay", "agent"}),
@@ -27,14 +27,14 @@ _SAYS = {
 }
 
 
-def may_say(certified: str, said: str) -> bool:
-    """Return whether a process whose certificate has the role `certified` may claim the role `said` in its Hello.
+def may_claim(certified: str, claimed: str) -> bool:
+    """Return whether a process whose certificate has the role `certified` may claim the role `claimed` in its Hello.
 
     Without certificates, `certified` is "" and every role is allowed.
     """
-    return not certified or said in _SAYS.get(Role(certified), frozenset())
+    return not certified or claimed in _CLAIMS.get(Role(certified), frozenset())
 
 
-def is_of_the_cluster(said: str) -> bool:
-    """Return whether processes with the role `said` belong to the cluster and use the token of hosts."""
-    return said in _SAYS[Role.ENGINE] | _SAYS[Role.HOST]
+def is_of_the_cluster(role: str) -> bool:
+    """Return whether processes with the role `role` belong to the cluster and use the token of hosts."""
+    return role in _CLAIMS[Role.ENGINE] | _CLAIMS[Role.HOST]

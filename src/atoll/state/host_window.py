@@ -9,9 +9,9 @@ BUSY_NS = 8_000_000
 # Expected duration of a gang that has never run. Three of these reach `BUSY_NS`.
 NEW_NS = 2_700_000
 # Gangs in flight whatever their durations: one runs, one is enqueued behind it, and one is on its way.
-_MIN = 3
+_MIN_IN_FLIGHT = 3
 # Two are enough for long gangs, whose ends are known long before the next one ends. Other sessions wait less then.
-_MIN_OF_LONG = 2
+_MIN_IN_FLIGHT_OF_LONG = 2
 _LONG_NS = 8_000_000
 
 
@@ -26,7 +26,7 @@ class HostWindow:
     @property
     def least(self) -> int:
         """The number of gangs that may be in flight, however long they take."""
-        return _MIN_OF_LONG if self.busy_ns >= _MIN_OF_LONG * _LONG_NS else _MIN
+        return _MIN_IN_FLIGHT_OF_LONG if self.busy_ns >= _MIN_IN_FLIGHT_OF_LONG * _LONG_NS else _MIN_IN_FLIGHT
 
     def is_busy(self, max_ns: int = BUSY_NS) -> bool:
         """Return whether the gangs in flight keep the host busy, so that another one would only wait there."""

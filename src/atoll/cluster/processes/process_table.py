@@ -134,7 +134,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 # The part of the memory that must stay free. With less, the kernel may end any process.
-_MIN = 1 / 16
+_MIN_FREE = 1 / 16
 
 
 def has_memory_for(nbytes: int) -> bool:
@@ -143,10 +143,10 @@ def has_memory_for(nbytes: int) -> bool:
     The limits of this process's control groups count, such as those of its container. If the system does not report
     its memory in /proc, the answer is yes.
     """
-    if any(unused - nbytes < limit * _MIN for limit, unused in group_memory()):
+    if any(unused - nbytes < limit * _MIN_FREE for limit, unused in group_memory()):
         return False
     if not _has_table():
         return True
     with open("/proc/meminfo") as lines:
         found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return (found["MemAvailable"] << 10) - nbytes >= (found["MemTotal"] << 10) * _MIN
+    return (found["MemAvailable"] << 10) - nbytes >= (found["MemTotal"] << 10) * _MIN_FREE

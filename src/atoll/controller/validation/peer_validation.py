@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.cluster.topology import MAX, Topology
+from atoll.cluster.topology import MAX_PER_LEVEL, Topology
 from atoll.controller.validation.fields import (
     MAX_NUMBER,
     check_clock,
@@ -61,8 +61,8 @@ def worker_ready(message: m.WorkerReady, topology: Topology) -> None:
     ordinals = sorted(device.ordinal for device in message.devices)
     if ordinals != list(range(expected)):
         raise violation(message, "devices", ordinals, f"the ordinals 0 to {expected - 1}")
-    if not 1 <= message.max_in_flight <= MAX:
-        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MAX}")
+    if not 1 <= message.max_in_flight <= MAX_PER_LEVEL:
+        raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MAX_PER_LEVEL}")
 
 
 def compiled(message: m.Compiled, topology: Topology) -> None:
@@ -80,7 +80,7 @@ def done(message: m.Done, topology: Topology) -> None:
 def pong(message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
     check_clock(message)
-    check_numbers(message, "running", max_length=MAX)
+    check_numbers(message, "running", max_length=MAX_PER_LEVEL)
     for each in message.compiles:
         if each.progress < -1:
             raise violation(message, "compiles.progress", each.progress, "-1 or more")
@@ -95,8 +95,10 @@ def _relayed_pongs(message: m.Gathered | m.MembersDone, topology: Topology) -> N
             raise violation(message, "pongs.seconds", each.seconds, "a finite number, 0 or more")
         if not (-1 <= each.clock < MAX_NUMBER and 0 <= each.held < MAX_NUMBER):
             raise violation(message, "pongs.clock", (each.clock, each.held), "nanoseconds")
-        if each.running and not (len(each.running) <= MAX and 0 <= min(each.running) <= max(each.running) < MAX_NUMBER):
-            raise violation(message, "pongs.running", len(each.running), f"at most {MAX} numbers from 0 on")
+        if each.running and not (
+            len(each.running) <= MAX_PER_LEVEL and 0 <= min(each.running) <= max(each.running) < MAX_NUMBER
+        ):
+            raise violation(message, "pongs.running", len(each.running), f"at most {MAX_PER_LEVEL} numbers from 0 on")
 
 
 def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:
@@ -160,8 +162,8 @@ def world_failed(message: m.WorldFailed, topology: Topology) -> None:
 
 
 def engine_report(message: m.EngineReport, topology: Topology) -> None:
-    check_count(message, "waits", MAX)
-    check_count(message, "machines", MAX)
+    check_count(message, "waits", MAX_PER_LEVEL)
+    check_count(message, "machines", MAX_PER_LEVEL)
 
 
 HOSTS: Mapping[type[Any], _Validator] = {
@@ -202,12 +204,12 @@ NOTHING_FROM_HOSTS = frozenset(
 def remap_request(message: m.RemapRequest, topology: Topology) -> None:
     for field in ("session", "slice", "island"):
         check_number(message, field)
-    check_numbers(message, "devices", max_length=MAX)
+    check_numbers(message, "devices", max_length=MAX_PER_LEVEL)
 
 
 def resume_request(message: m.ResumeRequest, topology: Topology) -> None:
     check_number(message, "session")
-    check_numbers(message, "islands", max_length=MAX)
+    check_numbers(message, "islands", max_length=MAX_PER_LEVEL)
     check_seconds(message, "wait_seconds")
 
 

@@ -163,20 +163,20 @@ class HostAgent:
             if not (had_identity or self._options.stays):  # otherwise retry: the join token may change
                 self._end(error)
             else:
-                self._say(str(error))
+                self._note_problem(str(error))
                 self._is_refused = True
             return
         except ConnectError as error:
-            self._say(str(error))
+            self._note_problem(str(error))
             return
         self._link = link
         self._find_addresses(link, controller)
         token = token_for(controller, Role.HOST)
         link.send(m.Hello(m.PROTOCOL, "agent", token, os.getpid(), __version__, self._options.machine))
         self._introduce()
-        unheard = self._loop.call_later(self._leases.seconds, self._unheard)
+        silence = self._loop.call_later(self._leases.seconds, self._end_if_silent)
         await self._lost.wait()
-        unheard.cancel()
+        silence.cancel()
         self._is_refused |= link.is_broken
         link.close()
         self._link = None
@@ -185,10 +185,10 @@ class HostAgent:
         if isinstance(message, AlternateAddresses):
             self._addresses.replace_alternates(message, self._identity)
 
-    def _unheard(self) -> None:
+    def _end_if_silent(self) -> None:
         """Disconnect from a controller, or a former one, that accepts connections but has no engine."""
         if not self._has_engine_message:
-            self._say("the cluster is silent")
+            self._note_problem("the cluster is silent")
             self._lost.set()
 
     async def _sleep(self, seconds: float) -> None:
@@ -197,7 +197,7 @@ class HostAgent:
         except TimeoutError:
             return
 
-    def _say(self, text: str) -> None:
+    def _note_problem(self, text: str) -> None:
         self._problems.log(f"{text}; trying again")
 
     def _find_addresses(self, link: Connection, dialed: Address) -> None:
@@ -243,7 +243,7 @@ class HostAgent:
             self._link.send(m.AgentSays(m.agent_content(message)))
 
     def _link_lost(self, reason: str) -> None:
-        self._say(reason)
+        self._note_problem(reason)
         self._lost.set()
 
     def _end(self, problem: AtollError | None = None) -> None:
@@ -264,7 +264,7 @@ class HostAgent:
         if status.code in _FINAL:
             self._end(ClusterError(f"the cluster refuses this host: {status.message}"))
         else:
-            self._say(status.message)
+            self._note_problem(status.message)
             self._is_refused = not status.details.retriable
             self._lost.set()
 
@@ -297,7 +297,7 @@ class HostAgent:
         if message.error:
             self._end(ClusterError(f"the cluster refuses this host: {message.text}"))
         elif message.reconnect or (self._options.stays and not self._leaving):
-            self._say(message.text or "this machine was thought lost")
+            self._note_problem(message.text or "this machine was thought lost")
             self._leases.forget(_ENGINE)  # do not report its silence from now on
             self._graces.forget(_ENGINE)
             self._worker.kill()
@@ -344,7 +344,7 @@ class HostAgent:
             now = self._loop.time()
             if self._leases.expired(now):
                 self._leases.forget(_ENGINE)
-                self._say("the cluster is silent")
+                self._note_problem("the cluster is silent")
                 self._lost.set()
             if self._graces.expired(now):
                 self._graces.forget(_ENGINE)

@@ -206,7 +206,7 @@ def up(
     try:
         write_join_files(standing)
         if settings.engine == "hosts":
-            _say_how_hosts_join(standing, host_join_file)
+            _echo_how_hosts_join(standing, host_join_file)
         if settings.engine != "local":
             echo(f"  look:  atoll status{chosen}")
         with terminal.status(f"starting {settings.islands if not standby else 'a standby'} ..."):
@@ -222,7 +222,7 @@ def up(
     if not foreground:
         standing.leave()  # first, because a failure to print must not end the cluster
     print(standing.record.reached_at, flush=True)
-    _say_how_scripts_join(standing, options, join_file)
+    _echo_how_scripts_join(standing, options, join_file)
     if foreground:
         echo("  end:   Ctrl-C")
         _stay(standing, name)
@@ -231,7 +231,7 @@ def up(
         echo(f"  end:   atoll down{chosen}")
 
 
-def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
+def _echo_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
     from atoll.security.join_token import host_join_file
     from atoll.wire.address import parse_address
 
@@ -241,7 +241,7 @@ def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Pa
     echo(f"waiting for hosts: `atoll host {how}` on each machine")
 
 
-def _say_how_scripts_join(
+def _echo_how_scripts_join(
     standing: StandingCluster | StandingOnRay, options: StandingOptions, client_join_file: Path | None
 ) -> None:
     from atoll.security.join_token import join_file
@@ -285,7 +285,7 @@ def _run_pair(options: StandingOptions, on_start: Callable[[StandingCluster | St
 
     last_text = ""
 
-    def say_problem(text: str) -> None:
+    def echo_problem(text: str) -> None:
         nonlocal last_text
         if text != last_text:  # attempts continue
             echo(text)
@@ -294,11 +294,11 @@ def _run_pair(options: StandingOptions, on_start: Callable[[StandingCluster | St
     def on_up(standing: StandingCluster | StandingOnRay, follows: bool) -> None:
         print(standing.record.reached_at, flush=True)
         what = f"follows the controller at {options.standby}" if follows else "serves the cluster"
-        say_problem(f"{options.name} {what}")
+        echo_problem(f"{options.name} {what}")
 
     end_on_signals()
     try:
-        end = ControllerPair(options, open_lease(options.lease), on_start, on_up, say_problem).run()
+        end = ControllerPair(options, open_lease(options.lease), on_start, on_up, echo_problem).run()
     except KeyboardInterrupt:
         echo(f"leaving the cluster to {options.standby}")
     else:

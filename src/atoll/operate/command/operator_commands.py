@@ -221,7 +221,7 @@ def resume(
     """
     from atoll.protocol.messages import ResumeRequest
 
-    note = threading.Timer(_NOTE_SECONDS, _say_wait, (cluster, session))
+    note = threading.Timer(_NOTE_SECONDS, _echo_wait, (cluster, session))
     note.daemon = True
     note.start()
     try:
@@ -230,7 +230,7 @@ def resume(
         note.cancel()
 
 
-def _say_wait(cluster: ClusterChoice, session: int) -> None:
+def _echo_wait(cluster: ClusterChoice, session: int) -> None:
     """Print what a session waits for, unless it continues meanwhile or its cluster cannot be reached."""
     from atoll.operate.cluster_queries import report_of
 
