@@ -61,7 +61,7 @@ BACKENDS = {
             {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "16x1x1", "ATOLL_DISPATCH": "sequential"},
         ),
         Backend("atoll, 1 device", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x1x1"}),
-        Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
+        Backend("bare worker", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, rows", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         Backend("atoll, all-to-all", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         # These start their clusters themselves.

@@ -27,7 +27,7 @@ from atoll.wire.sockets import bind_unix
 from atoll.worker.worker_options import WorkerOptions
 from benchmarks.harness.benchmark import Round, Settings
 
-DIRECT = "worker alone"
+DIRECT = "bare worker"
 ELEMENTS = 4096
 IN_FLIGHT = 8  # of 1 ms: the controller's limit in time, and as many again
 

@@ -109,7 +109,7 @@ BENCHMARKS = (
         key="i",
         title="the cost of order, computations of 1 ms",
         prepare="benchmarks.micro.order:order",
-        contestants=("atoll, 1 device", "worker alone"),
+        contestants=("atoll, 1 device", "bare worker"),
         metrics=(
             Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.95, ratio=True)),
             Metric("each", "one computation", "ms"),

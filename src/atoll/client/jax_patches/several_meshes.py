@@ -15,7 +15,7 @@ from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 
-_MAX_KEPT = 256  # programs. JAX keeps this many of its own traces, or more
+_MAX_KEPT = 256  # programs; JAX keeps no fewer traces
 
 
 def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
