@@ -211,3 +211,13 @@ def test_no_test_uses_a_runtime_directory_whose_path_may_be_too_long() -> None:
         if re.search(r"XDG_RUNTIME_DIR\W.*\btmp_path", line)
     ]
     assert found == [], "use `short_directory`"
+
+
+def test_no_module_changes_the_umask() -> None:
+    """A umask applies to the whole process, so other threads would create files and processes with it meanwhile."""
+    found = [
+        name
+        for name, path in modules().items()
+        if any(isinstance(node, ast.Call) and dotted(node.func) == "os.umask" for node in nodes_of(path))
+    ]
+    assert found == [], "use `chmod` or `fchmod`"

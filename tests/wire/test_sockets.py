@@ -24,6 +24,20 @@ def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directo
             assert sock.getsockname() == path
 
 
+def test_files_of_other_threads_keep_their_modes_while_a_socket_is_bound(short_directory: Path, monkeypatch):
+    made = short_directory / "made"
+    (short_directory / "s").touch()
+    unlink = os.unlink
+
+    def make_and_unlink(path: str) -> None:
+        made.mkdir(mode=0o700)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", make_and_unlink)
+    bind_unix(str(short_directory / "s")).close()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
 def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Path):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="No such file"):

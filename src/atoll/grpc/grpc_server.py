@@ -112,11 +112,8 @@ class GrpcServer:
         listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
         try:
-            umask = os.umask(0o177)
-            try:
-                listener.bind(path)
-            finally:
-                os.umask(umask)
+            listener.bind(path)
+            os.chmod(path, 0o600)  # before anybody can connect; a umask would also apply to files of other threads
             self._socket_files.append((path, os.stat(path).st_ino))
             server = await asyncio.get_running_loop().create_unix_server(self._connection, sock=listener)
         except BaseException:

@@ -145,18 +145,20 @@ def bind(address: Address) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Return a bound unix socket, created with mode 0600. Replace a file that exists. Raise OSError if that fails."""
+    """Return a bound unix socket with mode 0600. Replace a file that exists. Raise OSError if that fails.
+
+    Nobody can connect to the socket before it listens. The mode is set by `chmod`: a umask is that of the whole
+    process, and would also apply to what other threads create meanwhile, and to the processes that they start.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old_mask = os.umask(0o177)
     try:
         if os.path.exists(path):
             os.unlink(path)
         sock.bind(path)
+        os.chmod(path, 0o600)
     except OSError:
         sock.close()
         raise
-    finally:
-        os.umask(old_mask)
     return sock
 
 
