@@ -17,6 +17,7 @@ from atoll.ir.program import (
     Transfer,
     single,
 )
+from atoll.launch.failures import PROCESSES_ENDED_SECONDS
 from atoll.launch.launcher import GANG_WINDOW
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -337,6 +338,61 @@ def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_la
     play.tick(100.0)
     play.tick(101.0)
     assert m.Awaited(5, BROKEN) in play.outbox()
+
+
+ENDED_PROCESS = failure(Code.ABORTED, "the process was ended by signal 6", Details(Kind.PYTHON, retriable=True))
+
+
+def play_that_awaits_python(**settings: Any) -> tuple[Play, Any]:
+    """Return a play that awaits a call of Python on two hosts, and the run on the first one."""
+    play = Play("1x2x1", **settings)
+    play.with_function(1, (0, 1))
+    call = Call(1, (), (on(0, 1),), (0, 1), stream=0)
+    play.send(m.RegisterProgram(1, single("f", (), call)))
+    (run, _) = play.send(m.Launch(1, (), (11,), ()))
+    play.send(m.Await(5, (11,)))
+    return play, run
+
+
+def statuses(play: Play) -> list[Code]:
+    return [each.status.code for each in play.outbox() if isinstance(each, m.Awaited)]
+
+
+@pytest.mark.parametrize(("decisions", "code"), [(9, Code.ABORTED), (10, Code.DATA_LOSS)], ids=["before", "now"])
+def test_a_process_that_ended_since_a_host_is_lost_fails_its_call_by_that_loss(decisions: int, code: Code) -> None:
+    play, run = play_that_awaits_python(decisions=decisions)
+    play.report(0, m.Failed(run.sequence, ENDED_PROCESS))
+    play.tick(100.0)
+    play.tick(105.0)
+    play.lose(1, "killed")
+    assert statuses(play) == [code]
+
+
+def test_a_process_that_ended_fails_its_call_when_those_on_the_other_hosts_have_ended() -> None:
+    play, run = play_that_awaits_python()
+    play.report(0, m.Failed(run.sequence, ENDED_PROCESS))
+    play.tick(100.0)
+    play.tick(105.0)
+    play.report(1, m.Failed(run.sequence, ENDED_PROCESS))
+    assert statuses(play) == []
+    play.tick(106.0)
+    assert statuses(play) == [Code.ABORTED]
+
+
+def test_a_process_that_ended_fails_its_call_after_a_while_if_those_on_other_hosts_do_not_end() -> None:
+    play, run = play_that_awaits_python()
+    play.report(0, m.Failed(run.sequence, ENDED_PROCESS))
+    play.tick(100.0)
+    play.tick(100.0 + PROCESSES_ENDED_SECONDS)
+    play.lose(1, "killed")
+    assert statuses(play) == [Code.ABORTED]
+
+
+def test_an_exception_on_one_host_fails_the_call_although_another_host_is_lost_later() -> None:
+    play, run = play_that_awaits_python()
+    play.report(0, m.Failed(run.sequence, BROKEN))
+    play.lose(1, "killed")
+    assert statuses(play) == [BROKEN.code]
 
 
 def test_a_program_that_crashes_its_worker_is_refused_and_no_other():

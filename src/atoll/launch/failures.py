@@ -36,6 +36,8 @@ from atoll.state.tenants import Tenant
 
 # Seconds until the end of a worker, or the loss of its connection, has certainly been detected.
 LOSS_KNOWN_SECONDS = 0.5
+# Seconds until the processes of a Python program have certainly ended on all hosts after one of them has ended.
+PROCESSES_ENDED_SECONDS = 15.0
 
 
 class Failures:
@@ -233,7 +235,7 @@ class Failures:
         self._fail_hopeless()
 
     def _settle(self, now: float) -> None:
-        """Report a gang's failure as its own if its island is still alive `LOSS_KNOWN_SECONDS` later."""
+        """Report a gang's failure as its own if its island is still alive a while later."""
         failed = {
             gang.sequence: gang
             for gang in self._in_flight.values()
@@ -241,10 +243,19 @@ class Failures:
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
-            if seconds >= LOSS_KNOWN_SECONDS and gang.run.failure is not None:
+            if seconds >= self._patience(gang.run) and gang.run.failure is not None:
                 self._launcher.fail(gang.run.launch, self._cause(gang.run.launch) or gang.run.failure)
                 if not gang.run.hosts_left:
                     self._launcher.end_gang(gang)
+
+    def _patience(self, run: GangRun) -> float:
+        """Return for how many seconds a failed gang may still turn out to have failed because a host is lost.
+
+        If a process of a Python program ends, so do those on the other hosts. The worker that is lost may be the one
+        that has not reported this, and the end of its process may be known before its own.
+        """
+        waits = bool(run.hosts_left) and run.failure is not None and self._launcher.ended_with_others(run, run.failure)
+        return PROCESSES_ENDED_SECONDS if waits else LOSS_KNOWN_SECONDS
 
     def _cause(self, launch: Launch) -> Status | None:
         """Return the error of the launch that was to make an argument of this one, if it failed or is failing."""

@@ -92,6 +92,7 @@ class Launcher:
         self.reservations = Reservations(sessions, self.scheduler, resources, services)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self.left_out = LeftOutCollectives(self.in_flight, outbox)
+        self._awaits_processes = shared.decisions.awaits_processes
         self.charges = GangCharges(trace, shared.decisions.exact_charges)
         self.remains = shared.remains
         self._resources = resources
@@ -477,6 +478,11 @@ class Launcher:
         for each in (gang,) if gang.run.spec.is_apart else gang.node.gangs:
             each.run.failure = each.run.failure or failure
 
+    def ended_with_others(self, run: GangRun, failure: Status) -> bool:
+        """Return whether a gang failed by the end of a Python process, which ends with those on the other hosts."""
+        is_ended_process = failure.details.kind is Kind.PYTHON and failure.details.retriable
+        return is_ended_process and len(run.spec.hosts) > 1 and self._awaits_processes
+
     def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
         if run.spec.collective:
@@ -491,7 +497,7 @@ class Launcher:
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
         communicates = gang.run.spec.collective or failure.details.kind is Kind.LINK
-        if communicates:
+        if communicates or self.ended_with_others(gang.run, failure):
             return True
         launch = gang.run.launch
         # Its inputs may be made together with other hosts, and fail before the failure of the host is known.

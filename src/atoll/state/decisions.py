@@ -62,6 +62,8 @@ class Decisions:
             refused, also if a suspended session was resumed.
         counts_grouped_reads: A launch that reads several arrays with one request uses all of them. So it fails if one
             of them fails before it starts, and they stay on their devices until then. Before, it used none of them.
+        awaits_processes: A call of Python on several hosts fails by the end of a process when the processes on the
+            other hosts have also ended, so that the loss of a host is known. Before, it failed at once.
     """
 
     counts_lists: bool
@@ -89,6 +91,7 @@ class Decisions:
     admits_more_callbacks: bool
     moves_over_islands: bool
     counts_grouped_reads: bool
+    awaits_processes: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -119,4 +122,5 @@ class Decisions:
             admits_more_callbacks=number >= 10,
             moves_over_islands=number >= 10,
             counts_grouped_reads=number >= 10,
+            awaits_processes=number >= 10,
         )
