@@ -13,6 +13,12 @@ import pytest
 
 from atoll.client import interruptible_wait
 from atoll.client.interruptible_wait import wait_interruptibly
+from atoll.host_services.calls.call_threads import Threads
+
+
+@pytest.fixture(autouse=True)
+def _threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruptible_wait, "_threads", Threads(idle=0.1))
 
 
 @pytest.mark.usefixtures("interrupts")

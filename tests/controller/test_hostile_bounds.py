@@ -121,6 +121,30 @@ def test_the_buffers_that_failed_launches_name_and_that_never_come_are_bounded(
     assert closing(replies).code == Code.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize(("decisions", "compiles"), [(9, True), (10, False)], ids=["before", "now"])
+def test_a_source_that_arrives_after_the_release_of_its_function_is_dropped(decisions: int, compiles: bool) -> None:
+    play = Play("1x2x1", decisions=decisions)
+    play.send(m.RegisterFunction(1, "content", 900, ((0, 1),)))
+    play.report(0, m.FeedsArrived(play.session, (900,)))
+    play.send(m.ReleaseFunction(1))
+    (reply,) = play.report(1, m.FeedsArrived(play.session, (900,)))
+    assert isinstance(reply, m.Compile) == compiles
+    assert compiles or reply == m.DropFeed(play.session, 900)
+
+
+def test_the_sources_of_dropped_functions_that_never_come_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_checks, "MAX_UNWANTED", 8)
+    play = Play("1x2x1")
+    for function in range(1, 4):
+        play.send(m.RegisterFunction(function, f"content {function}", 900 + function, ((0, 1),)))
+        play.send(m.Recompile(function, 920 + function))
+        play.send(m.ReleaseFunction(function))
+    (refused,) = play.send(m.RegisterFunction(5, "content 5", 905, ((0, 1),)))
+    assert refused.status.code == Code.RESOURCE_EXHAUSTED
+    assert not play.controller._compilation._awaiting
+    check_dump(play.controller)
+
+
 def test_a_published_array_is_the_one_that_had_the_handle_then() -> None:
     play = Trainer()
     view, _ = play.view()

@@ -18,7 +18,7 @@ from atoll.launch.compile_charges import CompileCharges
 from atoll.launch.compile_watch import MAX_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.failures import Failures
 from atoll.launch.function_releases import FunctionReleases
-from atoll.launch.launch_checks import island_problem
+from atoll.launch.launch_checks import check_unwanted, island_problem
 from atoll.launch.recompilations import Recompilations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import SharedState
@@ -117,6 +117,7 @@ class Compilation:
                 _raise_if(island_problem(session, self._resources.islands[island]))
             name = function_name(message.content, locations, session.tenant.name)
             self._check_quota(session.tenant)
+            check_unwanted(session)
             _raise_if(self._offenses.compile_problem(session.tenant, self._outbox.seconds))
             _raise_if(self._quarantine.refused.get(name))
         except StatusError as error:
@@ -189,6 +190,7 @@ class Compilation:
                     text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
                     raise invalid(f"Recompile.function is {message.function}: {text}")
             refused = self._quarantine.refused.get(name)
+            self._drop_unsent_source(session, message.function, replacement=message.feed)
             if self._is_on_ended_island(name):
                 self._drop_source(session, name, message.feed)  # it failed with the island
             elif refused is None:
@@ -323,6 +325,7 @@ class Compilation:
 
     def _drop(self, session: Session, function: int) -> None:
         """Drop a function of a session, whose release need not wait."""
+        self._drop_unsent_source(session, function)
         name = session.remove_function(function)
         session.function_requests.pop(function, None)
         if name is not None:
@@ -380,7 +383,10 @@ class Compilation:
         compile_ = self._awaiting.pop((session, host, feed), None)
         if compile_ is None:
             return False
-        self._request(self._sessions[session], host, compile_)
+        if self._is_needed(compile_, host):
+            self._request(self._sessions[session], host, compile_)
+        else:
+            self._outbox.to_host(host, m.DropFeed(session, feed))
         return True
 
     def compiled(self, host: int, message: m.Compiled) -> None:
@@ -492,6 +498,21 @@ class Compilation:
         """Return whether one of the function's islands will not restart."""
         islands = islands_of(self.functions.locations[name]) if self._decisions.follows_losses else ()
         return any(self._resources.islands[each].is_over for each in islands)
+
+    def _is_needed(self, compile_: m.Compile, host: int) -> bool:
+        """Return whether a session waits for a host to compile a function whose source has arrived there."""
+        return (compile_.function, host) in self.functions.waiting or not self._decisions.drops_sources
+
+    def _drop_unsent_source(self, session: Session, function: int, replacement: int | None = None) -> None:
+        """Do not wait for the source of a function that is dropped, or whose source is sent again as `replacement`."""
+        name, request = session.functions.get(function), session.function_requests.get(function)
+        if name is None or request is None or not self._decisions.drops_sources:
+            return
+        for host in sorted(hosts_of(self.functions.locations[name])):
+            if self._awaiting.pop((session.number, host, request.feed), None) is not None:
+                session.feeds.unwanted.add((host, request.feed))
+        if replacement is not None:
+            session.function_requests[function] = msgspec.structs.replace(request, feed=replacement)
 
     def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
         registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)

@@ -18,7 +18,8 @@ _MAX_CREDITS = 2 * LAUNCH_WINDOW
 # Bytes of a session's arrays, with which further launches fail. With those of one more program, the sums that the
 # controller stores have 63 bits.
 MAX_BYTES = 1 << 60
-# Feeds of failed launches that have not arrived. The controller remembers them, to drop them when they arrive.
+# Feeds of failed launches and dropped functions that have not arrived. The controller remembers them, to drop them when
+# they arrive.
 MAX_UNWANTED = 1 << 18
 
 
@@ -28,13 +29,19 @@ def check_window(session: Session, message: m.Launch) -> None:
     The credits for control flow are checked by `check_cost` when the parts are known.
     """
     if len(session.feeds.unwanted) > MAX_UNWANTED:
-        text = f"this session has failed launches with {MAX_UNWANTED} buffers that it has not sent"
-        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+        check_unwanted(session)
     # Without a call for each launch:
     if message.credits < (cost := session.costs.get(message.program, 1)):
         check_cost(message, cost)
     if session.credits > LAUNCH_WINDOW:
         check_credits(session.credits, message)
+
+
+def check_unwanted(session: Session) -> None:
+    """Raise RESOURCE_EXHAUSTED if too many buffers of the session that nothing needs have not arrived."""
+    if len(session.feeds.unwanted) > MAX_UNWANTED:
+        text = f"this session has failed launches with {MAX_UNWANTED} buffers that it has not sent"
+        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
 
 
 def check_credits(before: int, message: m.Launch) -> None:

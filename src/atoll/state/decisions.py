@@ -64,6 +64,8 @@ class Decisions:
             of them fails before it starts, and they stay on their devices until then. Before, it used none of them.
         awaits_processes: A call of Python on several hosts fails by the end of a process when the processes on the
             other hosts have also ended, so that the loss of a host is known. Before, it failed at once.
+        drops_sources: A host drops the source of a function that its session has released before the source arrived
+            there. Before, it compiled the function, and kept it forever.
     """
 
     counts_lists: bool
@@ -92,6 +94,7 @@ class Decisions:
     moves_over_islands: bool
     counts_grouped_reads: bool
     awaits_processes: bool
+    drops_sources: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -123,4 +126,5 @@ class Decisions:
             moves_over_islands=number >= 10,
             counts_grouped_reads=number >= 10,
             awaits_processes=number >= 10,
+            drops_sources=number >= 10,
         )
