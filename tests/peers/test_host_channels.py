@@ -4,6 +4,7 @@ others.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ from atoll.errors import ConnectError
 from atoll.peers import host_channels
 from atoll.peers.data_port import DataPort
 from atoll.peers.host_channels import HostChannels
-from atoll.transfers.channel import DataChannel
+from atoll.protocol.number_ranges import HOST_FEEDS
+from atoll.transfers.channel import CONTROL, DataChannel
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS
@@ -110,3 +112,37 @@ def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_
     assert len(dials) == 1
     assert len(found) == 3
     assert all(channel is found[0] and channel.is_closed for channel in found)
+
+
+@pytest.mark.parametrize("session", [1, 0], ids=["piece", "control message"])
+def test_what_is_sent_while_a_channel_ends_is_reported_as_lost_or_fails(
+    monkeypatch: pytest.MonkeyPatch, session: int
+) -> None:
+    """The kernel accepts bytes for a peer that has closed its end, so they would be lost without a report."""
+    lost: list[tuple[int, int]] = []
+    failed: list[OSError] = []
+    closed = threading.Event()
+    sent = (session, HOST_FEEDS.start if session else CONTROL)
+    close = DataChannel.close
+
+    def send_and_close(channel: DataChannel) -> None:
+        if not closed.is_set():
+            channel.carries_control = not session
+            try:
+                channel.send(*sent, [b"late"])
+            except OSError as error:
+                failed.append(error)
+        close(channel)
+        closed.set()
+
+    monkeypatch.setattr(DataChannel, "close", send_and_close)
+    channels = HostChannels(lambda host, feeds, why: lost.extend(feeds))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        channels.set_hosts([(0, f"127.0.0.1:{server.getsockname()[1]}")], SECRET)
+        channels.to(0)
+        peer, _ = server.accept()
+        with peer:
+            peer.shutdown(socket.SHUT_WR)
+            assert closed.wait(SECONDS)
+    channels.close()
+    assert failed or sent in lost

@@ -119,8 +119,10 @@ class HostChannels:
 
     def _ended(self, host: int, channel: DataChannel) -> None:
         """Report what a channel that ended may have lost, unless `set_hosts` closed it because its host changed."""
-        lost = [] if channel.is_closed or channel.liveness is None else channel.liveness.unconfirmed()
-        if channel.carries_control and not channel.is_closed:
+        was_closed = channel.is_closed
+        channel.shut_down()  # first: the kernel may accept what other threads send until then
+        lost = [] if was_closed or channel.liveness is None else channel.liveness.unconfirmed()
+        if channel.carries_control and not was_closed:
             lost.append((0, CONTROL))
         channel.close()
         if channel.silence is not None:
