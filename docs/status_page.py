@@ -1,4 +1,4 @@
-"""Writes reference/status.md from the types of a cluster's report: `python -m docs.status_page`."""
+"""Writes reference/status.md from the types of a cluster's report and of other JSON: `python -m docs.status_page`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.cluster_runs import RunRecord
 from atoll.controller_process.standby_status import StandbyStatus
+from atoll.operate.top import WatchReport
+from atoll.operate.why import Explanation
+from atoll.protocol.messages import CheckReply
 from atoll.telemetry.snapshot import Snapshot
 from docs.headings import anchor_of
 
@@ -43,8 +47,59 @@ atoll status --json | jq -r '.islands[] | select(.state != "ready") | "island \\
 
 On the machine of a [standby](../operate/high-availability.md), the object has only `name`, `address` and
 [`standby`](#standby).
+
+Other commands also print JSON: [`atoll check`](#atoll-check---json), [`atoll why`](#atoll-why---json),
+[`atoll top`](#atoll-top---json) and [`atoll logs`](#atoll-logs---json).
+"""
+_CHECK = """\
+The object has `name` and `address`, as that of `atoll status`, and the following fields. The exit status is 1 if
+there are contradictions or differences, which are bugs in Atoll.
+"""
+_WHY = """\
+The object has `name` and `address`, as that of `atoll status`, and the following fields.
+"""
+_TOP = """\
+The object has the fields of `atoll status --json`, and the following ones. `atoll top --json` prints one object and
+exits, after one second. `atoll top --json --follow` prints one object per second, each in one line, until Ctrl-C.
+"""
+_LOGS = """\
+Each line is an object for one record of the log. Records of some events have more fields, such as `event`, `session`
+and `tenant`, if the cluster was started with `ATOLL_LOG_FORMAT=json`. Lines that are not Atoll's, for example of a
+library, belong to the message of the record before. If they are the first ones, they are an object with only `message`.
+
+| field | type | meaning |
+|---|---|---|
+| `time` | string | time in UTC, such as `2026-11-26T20:05:55.123Z` |
+| `level` | string | `debug`, `info`, `warning`, `error` or `critical` |
+| `process` | string | kind of the process, such as `controller` |
+| `pid` | integer | process ID |
+| `logger` | string | module that wrote the record |
+| `message` | string | the message |
+| `exception` | string | traceback, only with `ATOLL_LOG_FORMAT=json` |
+
+For example, this command prints the messages of the last hour that are warnings or errors:
+
+```sh
+atoll logs --since 1h --json | jq -r 'select(.level == "warning" or .level == "error") | .message'
+```
+"""
+_RUNS = """\
+Each line is an object for one run of the cluster, the latest first. It has `run`, the number for `atoll logs --run`,
+and `log`, the path of the log, and the following fields.
 """
 _CLUSTER, _STANDBY = "The cluster", "standby"
+_OTHER_COMMANDS: dict[str, type[msgspec.Struct]] = {
+    "atoll check --json": CheckReply,
+    "atoll why --json": Explanation,
+    "atoll top --json": WatchReport,
+    "atoll logs --runs --json": RunRecord,
+}
+_INTRODUCTIONS = {
+    "atoll check --json": _CHECK,
+    "atoll why --json": _WHY,
+    "atoll top --json": _TOP,
+    "atoll logs --runs --json": _RUNS,
+}
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -82,6 +137,8 @@ def sections() -> dict[type[msgspec.Struct], str]:
 
     add(Snapshot, _CLUSTER, "")
     add(StandbyStatus, _STANDBY, _STANDBY)
+    for command, struct in _OTHER_COMMANDS.items():
+        add(struct, command, "")
     return found
 
 
@@ -110,7 +167,10 @@ def page() -> str:
     titles = sections()
     text = _HEAD
     for struct, title in titles.items():
-        text += f"\n## {title if title == _CLUSTER else f'`{title}`'}\n\n{_description(struct)}\n\n"
+        if struct is RunRecord:
+            text += f"\n## `atoll logs --json`\n\n{_LOGS}"
+        description = _INTRODUCTIONS.get(title, _description(struct)).strip()
+        text += f"\n## {title if title == _CLUSTER else f'`{title}`'}\n\n{description}\n\n"
         text += "| field | type | meaning |\n|---|---|---|\n"
         known, kinds = meanings(struct), typing.get_type_hints(struct)
         for field in msgspec.structs.fields(struct):

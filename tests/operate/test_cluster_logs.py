@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord
 from atoll.errors import ClusterError
-from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
+from atoll.operate.cluster_logs import chosen_name, lines_of, records_of, run_of, runs_report, runs_text
 
 LOG = """\
 2026-01-01 10:00:00,000 atoll engine[1] INFO atoll.engines: starts
@@ -49,6 +50,39 @@ def test_lines_without_a_time_belong_to_the_line_before(run: ClusterRun):
     ]
     assert len(list(lines_of(run, since=at("2026-01-01 10:00:01")))) == 3
     assert list(lines_of(run, since=at("2026-01-01 10:00:01"), process="engine")) == []
+
+
+def test_the_records_of_a_log_are_objects_whose_messages_have_the_lines_that_continue_them(run: ClusterRun):
+    first, second, third = records_of(run)
+    assert first == {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(at("2026-01-01 10:00:00"))),
+        "level": "info",
+        "process": "engine",
+        "pid": 1,
+        "logger": "atoll.engines",
+        "message": "starts",
+    }
+    assert (second["level"], second["message"]) == ("error", "a bug\nTraceback (most recent call last):")
+    assert third["process"] == "controller"
+    assert list(records_of(run, process="worker")) == [second]
+    assert list(records_of(run, since=at("2026-01-01 10:00:02"))) == [third]
+
+
+def test_a_record_in_json_keeps_its_fields_and_lines_before_the_first_record_are_one_object(run: ClusterRun):
+    fields = {"time": "2026-01-01T10:00:00.125Z", "level": "info", "process": "controller", "pid": 17}
+    fields |= {"logger": "a", "message": "opened", "session": 3}
+    (run.directory / "log.1").unlink()
+    run.log.write_text(f"cut\noff\n{json.dumps(fields)}\n")
+    assert list(records_of(run)) == [{"message": "cut\noff"}, fields]
+    run.log.write_text("")
+    assert list(records_of(run)) == []
+
+
+def test_the_runs_as_json_have_their_numbers_logs_and_ends(run: ClusterRun):
+    run.end("an operator ended it", expected=True)
+    (found,) = runs_report("lab")
+    assert (found["run"], found["log"], found["name"]) == (0, str(run.log), "lab")
+    assert (found["reason"], found["expected"]) == ("an operator ended it", True)
 
 
 def test_the_runs_are_listed_with_their_ends(run: ClusterRun):

@@ -19,7 +19,7 @@ from rich.console import Console
 from atoll.errors import ConnectError, StatusError
 from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.operate.operator_requests import OperatorConnection
-from atoll.operate.top import view
+from atoll.operate.top import json_fields, view
 from atoll.protocol.messages import StatusRequest
 from atoll.telemetry.watch import Watch
 from atoll.wire.address import parse_address
@@ -27,9 +27,10 @@ from tests.cluster_process import COMMAND, User
 
 
 @pytest.fixture(scope="module")
-def owner(program_cache: Path) -> Iterator[User]:
+def owner(program_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     """Return a user whose cluster of null devices is up."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
+        user.env["ATOLL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
         user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
         yield user
         user.atoll("down").check()
@@ -58,6 +59,58 @@ def test_it_shows_what_the_model_has():
         assert each in text
     watch.fail("nobody is there", 20.0)
     assert "nobody is there" in text_of(watch)
+
+
+def test_its_json_has_the_report_and_what_follows_from_several():
+    watch = Watch()
+    report = {
+        "topology": "1x1x2",
+        "islands": [{"id": 0, "state": "ready", "hosts": [{"id": 0, "devices": [{"id": 0}, {"id": 1}]}]}],
+        "tenants": [{"name": "ana"}],
+    }
+    watch.update(msgspec.json.encode({**report, "seconds": 1.0}), 10.0)
+    tenants = [{"name": "ana", "device_seconds": 3.0}]
+    watch.update(msgspec.json.encode({**report, "seconds": 2.0, "tenants": tenants}), 11.0)
+    found = json.loads(json.dumps(json_fields(watch)))
+    assert found["topology"] == "1x1x2"
+    assert found["rates"]["seconds"] == 1.0
+    assert found["shares"] == {"ana": 1.0}
+    assert found["busy"] == {"0": 0.0, "1": 0.0}
+    assert found["problem"] == ""
+    watch.fail("nobody is there", 12.0)
+    assert json_fields(watch)["problem"].startswith("nobody is there")
+
+
+def test_its_json_is_one_document_or_follows_with_one_line_per_second(owner: User):
+    address = json.loads(owner.atoll("status", "--json").check().stdout)["address"]
+    found = json.loads(owner.atoll("top", "--json").check().stdout)
+    assert (found["name"], found["address"], found["topology"]) == ("default", address, "2x1x2")
+    assert found["rates"]["seconds"] > 0
+    process = owner.start_atoll("top", "--json", "--follow")
+    assert process.stdout is not None
+    first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+    process.terminate()
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert first["seconds"] < second["seconds"]
+
+
+@pytest.mark.parametrize("options", [("--follow",), ("--json", "--follow", "--once")])
+def test_only_lines_of_json_follow(owner: User, options: tuple[str, ...]):
+    refused = owner.atoll("top", *options)
+    assert refused.returncode == 2
+    assert "add --json, and remove --once" in refused.stderr
+
+
+def test_check_and_logs_as_json_are_an_object_and_an_object_per_line(owner: User):
+    found = json.loads(owner.atoll("check", "--json").check().stdout)
+    assert (found["name"], found["contradictions"], found["differences"]) == ("default", [], [])
+    assert found["hosts"] == 2
+    records = [json.loads(line) for line in owner.atoll("logs", "--json").check().stdout.splitlines()]
+    assert len(records) > 1
+    assert {"controller", "engine"} & {each["process"] for each in records}
+    (run,) = [json.loads(line) for line in owner.atoll("logs", "--runs", "--json").check().stdout.splitlines()]
+    assert (run["run"], run["ended"]) == (0, 0.0)
 
 
 def test_it_is_printed_once_where_there_is_no_terminal(owner: User):

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import OK, ClusterError
 from atoll.ir.program import Call
-from atoll.operate.why import explanation
+from atoll.operate.why import explain, explanation
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from atoll.telemetry.snapshot import Snapshot
@@ -105,6 +105,31 @@ def calls_of_a_callback_and_another(devices: int, platform: str = "") -> tuple[P
         play.send(m.Launch(1, (), (8,), ()))
         sessions.append(play.session)
     return play, sessions[0], sessions[1]
+
+
+def test_the_explanation_of_a_session_has_only_what_concerns_it():
+    play, alice, bob = calls_of_two_tenants()
+    seen = snapshot(play, 70)
+    found = explain(seen, bob)
+    assert (found.session.id, found.seconds) == (bob, seen.seconds)
+    assert [(each.session, each.other, each.program) for each in found.behind] == [(bob, alice, "step_of_bob")]
+    assert found.ahead == found.owed_ahead == found.islands == (), "no launch of it waits in line"
+    assert [each.session for each in explain(seen, alice).owed] == [alice]
+    assert not explain(seen, alice).behind
+
+
+def test_the_explanation_of_a_launch_in_line_has_its_island_and_the_work_ahead():
+    play = Play("1x1x2")
+    first = play.session
+    play.with_put()
+    play.send(m.Launch(2, (), (8,), (500,)))
+    play.session = second = play.open(label="second.py").number
+    play.with_put()
+    play.send(m.Launch(2, (), (9,), (501,)))
+    found = explain(snapshot(play, 10), second)
+    assert [each.session for each in found.waits] == [second]
+    assert [each.id for each in found.islands] == [0]
+    assert [each.session for each in found.owed_ahead] == [first]
 
 
 def test_a_gang_runs_beside_the_callback_of_another_session_on_its_device():

@@ -42,22 +42,18 @@ _STAMP = "%Y%m%d-%H%M%S"
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """A run. Times are in seconds since 1970; `ended` is 0 until the end is known.
+    """A run. Times are in seconds since 1970."""
 
-    `expected` says whether somebody asked for the end. `standby` is the address of the controller that a standby
-    follows, and "" for a cluster.
-    """
-
-    name: str
-    address: str = ""
-    islands: str = ""
-    version: str = __version__
-    started: float = 0.0
-    ended: float = 0.0
-    reason: str = ""
-    expected: bool = False
-    journal: str = ""  # directory of its journal; "" for none
-    standby: str = ""
+    name: str  # name of the cluster
+    address: str = ""  # address of its controller
+    islands: str = ""  # the islands, as in `--islands`
+    version: str = __version__  # version of Atoll
+    started: float = 0.0  # time of its start
+    ended: float = 0.0  # time of its end; 0: it runs
+    reason: str = ""  # why it ended
+    expected: bool = False  # whether somebody asked for the end
+    journal: str = ""  # directory of its journal; empty: it has none
+    standby: str = ""  # address of the controller that a standby follows; empty: it is a cluster
 
     @property
     def kind(self) -> str:

@@ -48,7 +48,7 @@ def _rows_of(file: Path, size: int) -> list[LogRow]:
         line = raw.decode(errors="replace").rstrip("\n")
         found = parse_line(line) if number or position == 0 else None  # the first line may be a part of one
         if found is not None:
-            rows.append(_row(position, line, found))
+            rows.append(_row(position, found))
         elif rows and len(rows[-1].text) < MAX_TEXT:
             text = f"{rows[-1].text}\n{printable_text(line)}"[:MAX_TEXT]
             rows[-1] = LogRow(rows[-1].number, rows[-1].time, rows[-1].process, rows[-1].level, text)
@@ -56,15 +56,14 @@ def _rows_of(file: Path, size: int) -> list[LogRow]:
     return rows[-MAX_ROWS:]
 
 
-def _row(number: int, line: str, found: LogLine) -> LogRow:
+def _row(number: int, found: LogLine) -> LogRow:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.seconds))
-    text = _json_text(found.fields) if found.fields else line.partition("] ")[2].partition(" ")[2]
     process, level = printable_name(found.process), printable_name(found.level)
-    return LogRow(number, when, process, level, printable_text(text)[:MAX_TEXT])
+    return LogRow(number, when, process, level, printable_text(_text_of(found.fields))[:MAX_TEXT])
 
 
-def _json_text(fields: dict[str, Any]) -> str:
-    """Return the logger, the message and the further fields of a record in JSON, as a line of text has them."""
+def _text_of(fields: dict[str, Any]) -> str:
+    """Return the logger, the message and the further fields of a record, as a line of text has them."""
     others = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in _SHOWN_ELSEWHERE)
     text = f"{fields.get('logger', '')}: {fields.get('message', '')}"
     return f"{text} ({others})" if others else text

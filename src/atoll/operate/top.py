@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -16,7 +17,8 @@ from atoll.errors import AtollError
 from atoll.operate.cluster_queries import ClusterSource
 from atoll.operate.status_tables import state_text
 from atoll.telemetry import tables as t
-from atoll.telemetry.watch import Watch
+from atoll.telemetry.snapshot import SnapshotStruct
+from atoll.telemetry.watch import Rates, Watch
 
 _SECONDS = 1.0
 _MAX_SPANS = 2_000
@@ -41,16 +43,44 @@ async def show(source: ClusterSource) -> None:
         source.close()
 
 
-async def print_once(source: ClusterSource) -> None:
-    """Print the cluster once, after two reports with a pause between them, because rates need an interval."""
+async def poll(source: ClusterSource, display: Callable[[Watch], None], *, once: bool = False) -> None:
+    """Display the cluster once per second until canceled, or `once`. Raises AtollError if the first request fails.
+
+    The first display follows two reports with a pause between them, because rates need an interval.
+    """
     watch = Watch()
     try:
         watch.update(await source.report(), time.monotonic())
-        await asyncio.sleep(_SECONDS)
-        await _ask(source, watch)
+        while True:
+            await asyncio.sleep(_SECONDS)
+            await _ask(source, watch)
+            display(watch)
+            if once:
+                return
     finally:
         source.close()
-    Console(width=_WIDTH, highlight=False).print(view(watch, source.name, time.monotonic(), time.time()))
+
+
+async def print_once(source: ClusterSource) -> None:
+    """Print the tables of the cluster once."""
+    console = Console(width=_WIDTH, highlight=False)
+    await poll(source, lambda watch: console.print(view(watch, source.name, time.monotonic(), time.time())), once=True)
+
+
+class WatchReport(SnapshotStruct, frozen=True):
+    """What `atoll top` derives from several reports."""
+
+    problem: str  # why the fields of the cluster are not current; empty: they are
+    rates: Rates
+    shares: dict[str, float]  # fraction of the used device time of the last interval by tenant
+    busy: dict[str, float]  # fraction of the last 5 seconds in which a device computed, by its number
+
+
+def json_fields(watch: Watch) -> dict[str, Any]:
+    """Return the fields of the JSON of `atoll top`: those of the last report, and those of `WatchReport`."""
+    busy = {str(row.id): row.busy for row in t.device_rows(watch, time.monotonic())}
+    derived = WatchReport(problem=watch.problem, rates=watch.rates, shares=watch.shares, busy=busy)
+    return {**msgspec.to_builtins(derived), **msgspec.to_builtins(watch.snapshot)}
 
 
 async def _ask(source: ClusterSource, watch: Watch) -> None:

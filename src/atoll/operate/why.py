@@ -6,38 +6,75 @@ from collections.abc import Iterator
 
 from atoll.errors import ClusterError
 from atoll.quantities import human_seconds
-from atoll.telemetry.snapshot import AheadSnapshot, SessionSnapshot, Snapshot, WaitSnapshot
+from atoll.telemetry.snapshot import (
+    AheadSnapshot,
+    Event,
+    IslandSnapshot,
+    OwedSnapshot,
+    SessionSnapshot,
+    Snapshot,
+    SnapshotStruct,
+    WaitSnapshot,
+)
 
 _MAX_EVENTS = 5
 
 
-def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
-    """Return lines that say what a session waits for, for how long, and which process must act next.
+class Explanation(SnapshotStruct, frozen=True):
+    """What a session waits for, for how long, and which process must act next."""
+
+    seconds: float  # time of the report; all times are of the controller's clock
+    session: SessionSnapshot
+    waits: tuple[WaitSnapshot, ...]  # its gangs that wait for an island
+    owed: tuple[OwedSnapshot, ...]  # its unfinished work, and the processes that must act next
+    behind: tuple[AheadSnapshot, ...]  # its gangs on the hosts that wait there, with the gangs ahead of them
+    ahead: tuple[AheadSnapshot, ...]  # gangs of other sessions that are ahead of its `waits`
+    owed_ahead: tuple[OwedSnapshot, ...]  # unfinished work of other sessions on the islands of its `waits`
+    islands: tuple[IslandSnapshot, ...]  # the islands of its `waits`
+    events: tuple[Event, ...]  # its last events, the oldest first
+
+
+def explain(snapshot: Snapshot, session: int | None = None) -> Explanation:
+    """Return what a session waits for, for how long, and which process must act next.
 
     `session` may be None if the snapshot has one session. Raises ClusterError if the snapshot has no such session.
     """
     found = _chosen(snapshot, session)
-    session = found.id
-    waits = [each for each in snapshot.waits if each.session == session]
-    owed = [each for each in snapshot.owed if each.session == session]
-    lines = [_headline(found, snapshot)]
-    for wait in waits:
-        lines.extend(_wait(wait, snapshot))
-    if owed:
+    waits = tuple(each for each in snapshot.waits if each.session == found.id)
+    islands = {each.island for each in waits}
+    ahead = [each for each in snapshot.ahead if each.session == found.id]
+    return Explanation(
+        seconds=snapshot.seconds,
+        session=found,
+        waits=waits,
+        owed=tuple(each for each in snapshot.owed if each.session == found.id),
+        behind=tuple(each for each in ahead if each.gangs),
+        ahead=tuple(each for each in ahead if waits and not each.gangs),
+        owed_ahead=tuple(each for each in snapshot.owed if each.session != found.id and each.island in islands),
+        islands=tuple(each for each in snapshot.islands if each.id in islands),
+        events=tuple([each for each in snapshot.events if each.session == found.id][-_MAX_EVENTS:]),
+    )
+
+
+def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
+    """Return `explain` as lines of text. Raises ClusterError as that does."""
+    found = explain(snapshot, session)
+    lines = [_headline(found)]
+    for wait in found.waits:
+        lines.extend(_wait(wait, found.seconds))
+    if found.owed:
         lines.append("its unfinished work:")
-        lines.extend(f"  {each.text}" for each in owed)
-    behind = [each for each in snapshot.ahead if each.session == session and each.gangs]
-    for each in behind:
+        lines.extend(f"  {each.text}" for each in found.owed)
+    for each in found.behind:
         lines.extend(_behind(each))
-    if waits:
-        lines.extend(_ahead(snapshot, session, {each.island for each in waits}))
-    if not waits and not owed and not behind:
+    lines.extend(_ahead(found))
+    if not found.waits and not found.owed and not found.behind:
         lines.append(
             "nothing of it waits in the cluster: its next step is up to its script"
-            if not found.state
+            if not found.session.state
             else "its launches wait until it is resumed: `atoll resume`"
         )
-    lines.extend(_events(snapshot, session))
+    lines.extend(_events(found))
     return lines
 
 
@@ -54,19 +91,19 @@ def _chosen(snapshot: Snapshot, session: int | None) -> SessionSnapshot:
     raise ClusterError(f"{problem}; the open sessions are: {open_ones}")
 
 
-def _headline(session: SessionSnapshot, snapshot: Snapshot) -> str:
-    waiting = sum(each.gangs for each in snapshot.waits if each.session == session.id)
+def _headline(found: Explanation) -> str:
+    session, waiting = found.session, sum(each.gangs for each in found.waits)
     return (
         f"session {session.id} ({session.label or f'process {session.pid}'}) of tenant {session.tenant}: "
         f"{session.state or 'runs'}, {session.in_flight} launches in flight, {waiting} gangs wait"
     )
 
 
-def _wait(wait: WaitSnapshot, snapshot: Snapshot) -> Iterator[str]:
-    age = human_seconds(max(0.0, snapshot.seconds - wait.since))
+def _wait(wait: WaitSnapshot, now: float) -> Iterator[str]:
+    age = human_seconds(max(0.0, now - wait.since))
     more = f" and {wait.gangs - 1} more gangs" if wait.gangs > 1 else ""
     yield f"on island {wait.island}, {wait.program}{more}: launched {age} ago, waits for {wait.text}"
-    for step, then in zip(wait.steps, (*(each.seconds for each in wait.steps[1:]), snapshot.seconds), strict=True):
+    for step, then in zip(wait.steps, (*(each.seconds for each in wait.steps[1:]), now), strict=True):
         reason = f" for {step.reason}" if step.state == "waiting" else ""
         yield f"  {step.state}{reason} for {max(0.0, then - step.seconds):.1f} s"
 
@@ -81,24 +118,21 @@ def _whose(session: int) -> str:
     return f"session {session}" if session else "another tenant"
 
 
-def _ahead(snapshot: Snapshot, session: int, islands: set[int]) -> Iterator[str]:
+def _ahead(found: Explanation) -> Iterator[str]:
     """Yield what occupies the islands on which the session waits."""
-    gangs = [each for each in snapshot.ahead if each.session == session and not each.gangs]
-    owed = [each for each in snapshot.owed if each.session != session and each.island in islands]
     # A gang that spans islands is ahead on all of them, and is named once.
-    texts = [f"{_whose(each.other)}: {each.text}" for each in gangs]
-    texts += [f"{_whose(each.session)}: {each.text}" for each in owed]
+    texts = [f"{_whose(each.other)}: {each.text}" for each in found.ahead]
+    texts += [f"{_whose(each.session)}: {each.text}" for each in found.owed_ahead]
     if texts:
         yield "ahead of it on these islands:"
         yield from (f"  {text}" for text in dict.fromkeys(texts))
-    for island in snapshot.islands:
-        if island.id in islands and island.state != "ready":
+    for island in found.islands:
+        if island.state != "ready":
             yield f"island {island.id} is {island.state}" + (f": {island.waits_for}" if island.waits_for else "")
 
 
-def _events(snapshot: Snapshot, session: int) -> Iterator[str]:
-    events = [each for each in snapshot.events if each.session == session][-_MAX_EVENTS:]
-    if events:
+def _events(found: Explanation) -> Iterator[str]:
+    if found.events:
         yield "its last events:"
-    for each in events:
-        yield f"  {human_seconds(max(0.0, snapshot.seconds - each.seconds))} ago, {each.kind}: {each.text}"
+    for each in found.events:
+        yield f"  {human_seconds(max(0.0, found.seconds - each.seconds))} ago, {each.kind}: {each.text}"

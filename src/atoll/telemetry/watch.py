@@ -6,8 +6,9 @@ identity, and sees what that identity may see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from atoll.cluster.usage.usage_records import By
 from atoll.protocol.messages import SetTenant
@@ -53,15 +54,14 @@ class Source(Protocol):
     async def set_tenant(self, change: SetTenant) -> str: ...
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Rates per second, over an interval of `seconds`."""
+class Rates(msgspec.Struct, frozen=True):
+    """Rates per second, over an interval."""
 
-    seconds: float = 0.0
-    gangs: float = 0.0  # started gangs
-    messages: float = 0.0
-    bytes_moved: float = 0.0
-    controller: float = 0.0  # CPU seconds per second
+    seconds: float = 0.0  # length of the interval
+    gangs: float = 0.0  # gangs that were started, per second
+    messages: float = 0.0  # messages that the controller received and sent, per second
+    bytes_moved: float = 0.0  # bytes that were transferred, per second
+    controller: float = 0.0  # CPU seconds of the controller, per second
 
 
 class Watch:

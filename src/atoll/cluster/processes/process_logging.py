@@ -24,7 +24,8 @@ FIELDS = "fields"  # attribute of a log record: a mapping of further fields, suc
 
 _TEXT_LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<millis>\d{3}) "
-    r"atoll (?P<process>[^\[]+)\[\d+\] (?P<level>[A-Z]+) "
+    r"atoll (?P<process>[^\[]+)\[(?P<pid>\d+)\] (?P<level>[A-Z]+) (?P<logger>[^\s:]*): (?P<message>.*)",
+    re.ASCII,
 )
 _JSON_TIME = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.(?P<millis>\d{3}))?Z", re.ASCII)
 
@@ -75,9 +76,8 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
-            "time": f"{stamp}.{int(record.msecs):03}Z",
+            "time": _utc_text(record.created, int(record.msecs)),
             "level": record.levelname.lower(),
             "process": self._process,
             "pid": record.process,
@@ -88,6 +88,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+def _utc_text(seconds: float, millis: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{millis:03}Z"
 
 
 class Repetitions(logging.Filter):
@@ -117,13 +121,13 @@ class Repetitions(logging.Filter):
 class LogLine(msgspec.Struct, frozen=True):
     """The properties of a line of a log: the time in seconds since 1970, the kind of process, and the level.
 
-    `fields` are all fields of a line in JSON, and empty for a line of text.
+    `fields` are all fields of the line as a JSON object. A line of text has those up to `message`.
     """
 
     seconds: float
     process: str
     level: str  # in lower case
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any]
 
 
 def warnings_in(log: str, limit: int) -> list[str]:
@@ -161,4 +165,12 @@ def parse_line(line: str) -> LogLine | None:
         local = time.mktime(time.strptime(match["time"], "%Y-%m-%d %H:%M:%S"))
     except (ValueError, OverflowError):  # a line that a program of a user printed
         return None
-    return LogLine(local + int(match["millis"]) / 1000, match["process"], match["level"].lower())
+    fields = {
+        "time": _utc_text(local, int(match["millis"])),
+        "level": match["level"].lower(),
+        "process": match["process"],
+        "pid": int(match["pid"]),
+        "logger": match["logger"],
+        "message": match["message"],
+    }
+    return LogLine(local + int(match["millis"]) / 1000, fields["process"], fields["level"], fields)

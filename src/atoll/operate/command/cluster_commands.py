@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -31,10 +30,10 @@ from atoll.operate.command.command_options import (
     up_settings,
     with_option_groups,
 )
+from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, end_on_signals, fail, terminal
 
 if TYPE_CHECKING:
-    from atoll.controller_process.standby_status import StandbyStatus
     from atoll.operate.standing import StandingCluster, StandingOnRay, StandingOptions
     from atoll.security.join_token import JoinToken
 
@@ -406,7 +405,7 @@ def _write_join(
 
 @with_option_groups
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     security: Annotated[
         bool,
         typer.Option(
@@ -431,18 +430,21 @@ def status(
     {"controller", "state", "since", "reason", "has_copy"}}`, with the state "copying", "following" or "lost".
     """
     from atoll.operate.cluster_queries import other_clusters, report_of
+    from atoll.operate.standby_text import standby_text
     from atoll.operate.status_tables import security_tables, status_tables
     from atoll.telemetry.snapshot import Snapshot
 
     target = cluster.find(standby=True)
     standby = target.standby
     if standby is not None and target.record is not None:
-        _show_standby(standby, target.record.name, target.reached_at, as_json)
+        if as_json:
+            print_json(target, {"standby": msgspec.to_builtins(standby)})
+        else:
+            print("\n".join(standby_text(standby, target.record.name, target.reached_at, time.time())))
         return
     report = report_of(target, token())
     if as_json:
-        name = target.record.name if target.record else ""
-        print(json.dumps({"name": name, "address": target.reached_at, **report}, indent=1))
+        print_json(target, report)
     else:
         snapshot = msgspec.convert(report, decodable(Snapshot))
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
@@ -452,15 +454,6 @@ def status(
         others = other_clusters(target)
         if others:
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
-
-
-def _show_standby(standby: StandbyStatus, name: str, address: str, as_json: bool) -> None:
-    from atoll.operate.standby_text import standby_text
-
-    if as_json:
-        print(json.dumps({"name": name, "address": address, "standby": msgspec.to_builtins(standby)}, indent=1))
-    else:
-        print("\n".join(standby_text(standby, name, address, time.time())))
 
 
 @with_option_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Annotated
 
@@ -28,24 +29,31 @@ def logs(
         int, typer.Option("--run", min=0, help="Show the log of an earlier run: 1 is the one before the last.")
     ] = 0,
     runs: Annotated[bool, typer.Option("--runs", help="List the runs whose logs are kept, with their ends.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: one object per line for each record, or for each run.")
+    ] = False,
 ) -> None:
     """Show the log of a standing cluster on this machine, also after it has ended.
 
     The logs of the last 5 runs per name, and of the last 5 standbys, are kept in ATOLL_STATE_DIR, with 32 MiB each at
     most. The log has the messages of the processes on this machine; `atoll host` prints those of another machine there.
+
+    The JSON of a record is `{"time", "level", "process", "pid", "logger", "message"}` and more, with the time in UTC.
     """
     if process and process not in _KINDS:
         raise typer.BadParameter(f"--process {process!r}: expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
-    from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
+    from atoll.operate.cluster_logs import chosen_name, lines_of, records_of, run_of, runs_report, runs_text
     from atoll.operate.cluster_registry import ClusterRegistry
 
     running = [each.name for each in ClusterRegistry().all()]  # also records the ends of clusters that were killed
     name = name or chosen_name(running)
     found = run_of(name, run)
     if runs:
-        print("\n".join(runs_text(name)))
+        for each in map(json.dumps, runs_report(name)) if as_json else runs_text(name):
+            print(each)
         return
     seconds = read_time_span(since)
     earliest = time.time() - seconds if seconds else 0.0
-    for line in lines_of(found, earliest, process):
+    records = map(json.dumps, records_of(found, earliest, process)) if as_json else lines_of(found, earliest, process)
+    for line in records:
         print(line)

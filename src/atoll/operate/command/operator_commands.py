@@ -15,6 +15,7 @@ import typer
 
 from atoll.errors import AtollError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, fail, terminal
 
 if TYPE_CHECKING:
@@ -278,21 +279,25 @@ def dump(
 
 
 @with_option_groups
-def check(*, cluster: ClusterChoice) -> None:
+def check(as_json: AsJson = False, *, cluster: ClusterChoice) -> None:
     """Check the controller's records of arrays, memory and gangs against each other, its hosts and the proxies.
 
     Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
     same cluster as `atoll status`.
+
+    The JSON is `{"name", "address", "contradictions": [...], "differences": [...], "arrays", "hosts"}`.
     """
     from atoll.operate.cluster_queries import check
 
-    reply = check(cluster.find(), token())
+    target = cluster.find()
+    reply = check(target, token())
     problems = (*reply.contradictions, *reply.differences)
-    for problem in problems:
-        print(problem)
+    if as_json:
+        print_json(target, msgspec.structs.asdict(reply))
+    else:
+        print("\n".join(problems) or f"the controller and {reply.hosts} hosts agree: {reply.arrays} arrays")
     if problems:
         raise typer.Exit(1)
-    print(f"the controller and {reply.hosts} hosts agree: {reply.arrays} arrays")
 
 
 @with_option_groups

@@ -17,6 +17,7 @@ import typer
 from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.decodable import decodable
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, end_on_signals, fail
 
 if TYPE_CHECKING:
@@ -82,18 +83,30 @@ class TlsOptions:
 @with_option_groups
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON once and exit.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --json: print a line of JSON per second until Ctrl-C.")
+    ] = False,
     *,
     cluster: ClusterChoice,
 ) -> None:
     """Show a cluster as it changes: islands, tenants, sessions, waiting gangs and events.
 
     Runs until Ctrl-C. If standard output is not a terminal, prints once. Addresses the same cluster as `atoll status`.
+
+    The JSON has the fields of `atoll status --json`, and `{"problem", "rates": {...}, "shares": {...}, "busy": {...}}`.
     """
     from atoll.operate.cluster_queries import ClusterSource
-    from atoll.operate.top import print_once, show
+    from atoll.operate.top import json_fields, poll, print_once, show
 
-    source = ClusterSource(cluster.find(), token())
-    _run(print_once(source) if once or not sys.stdout.isatty() else show(source))
+    if follow and (once or not as_json):
+        raise typer.BadParameter("--follow prints lines of JSON: add --json, and remove --once")
+    target = cluster.find()
+    source = ClusterSource(target, token())
+    if as_json:
+        _run(poll(source, lambda watch: print_json(target, json_fields(watch), in_one_line=follow), once=not follow))
+    else:
+        _run(print_once(source) if once or not sys.stdout.isatty() else show(source))
 
 
 @with_option_groups
@@ -105,19 +118,27 @@ def why(
             metavar="SESSION",
         ),
     ] = None,
+    as_json: AsJson = False,
     *,
     cluster: ClusterChoice,
 ) -> None:
     """Explain what a session waits for, for how long, and which process must act next.
 
     Names programs as JAX does: `jit_step` is the function `step`. Addresses the same cluster as `atoll status`.
+
+    The JSON is `{"name", "address", "session": {...}, "waits": [...], "owed": [...], "behind": [...], "ahead": [...]}`
+    and more.
     """
     from atoll.operate.cluster_queries import report_of
-    from atoll.operate.why import explanation
+    from atoll.operate.why import explain, explanation
     from atoll.telemetry.snapshot import Snapshot
 
-    snapshot = msgspec.convert(report_of(cluster.find(), token()), decodable(Snapshot))
-    print("\n".join(explanation(snapshot, session)))
+    target = cluster.find()
+    snapshot = msgspec.convert(report_of(target, token()), decodable(Snapshot))
+    if as_json:
+        print_json(target, msgspec.to_builtins(explain(snapshot, session)))
+    else:
+        print("\n".join(explanation(snapshot, session)))
 
 
 @with_option_groups

@@ -194,8 +194,8 @@ class CheckRequest(Message, frozen=True, tag=149):
 class CheckReply(Message, frozen=True, tag=150):
     """Answer CheckRequest, with one sentence per inconsistency."""
 
-    contradictions: tuple[str, ...]  # within the controller's state
-    differences: tuple[str, ...]  # between the controller and hosts
+    contradictions: tuple[str, ...]  # sentences about contradictions within the controller's state
+    differences: tuple[str, ...]  # sentences about differences between the controller, hosts and proxies
     arrays: int  # number of checked arrays
     hosts: int  # number of checked hosts
 
