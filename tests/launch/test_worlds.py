@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import OK, Code, Status
-from atoll.ir.program import Call, single
+from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.launch.worlds import IDLE_WORLDS, MAX_WORLDS
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
@@ -317,6 +317,31 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
     (restart,) = [message for _, message in sent if type(message) is m.RestartIsland]
     assert restart.island == 0
     assert first.sequence not in play.controller.launcher.in_flight
+
+
+@pytest.mark.parametrize(("decisions", "ends"), [(9, False), (10, True)], ids=["before", "now"])
+def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends(decisions: int, ends: bool) -> None:
+    play = Play("2x1x1", decisions=decisions)
+    with_function(play)
+    both = on(0, 1)
+    play.send(m.RegisterProgram(3, single("f", (both,), Call(1, (0,), (both,), (0, 1)))))
+    play.with_function(5, (0,))
+    play.send(m.RegisterProgram(5, single("g", (), Call(5, (), (on(0),), (0,)))))
+    buffers = (HostBuffer(0, (4,), None, None),)
+    play.send(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (both,)), feeds=1)))
+    play.send(m.Launch(2, (), (10,), (77,)))
+    put, _ = play.report(0, m.FeedsArrived(play.session, (77,))) + play.report(1, m.FeedsArrived(play.session, (77,)))
+    for handle in (20, 21):  # then the first island is full
+        play.send(m.Launch(5, (), (handle,), ()))
+    (begun,) = runs(play.send(m.Launch(3, (10,), (11,), ())))
+    play.send(m.Await(5, (11,)))
+    play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
+    sent = sent_until(play, 20)
+    replaced = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
+    assert replaced == ([("host", 0), ("host", 1)] if ends else [])
+    restarted = [message for _, message in sent if type(message) is m.RestartIsland]
+    assert [message.island for message in restarted] == [1] * ends
+    assert (begun.sequence in play.controller.launcher.in_flight) != ends
 
 
 def test_islands_of_other_platforms_run_nothing_together():

@@ -73,15 +73,15 @@ class Failures:
         return found
 
     def half_failed(self) -> list[Gang[GangRun]]:
-        """Return the collective gangs that failed on one host while other hosts still run them, perhaps forever.
+        """Return the collective gangs that one host failed or never began while others run them, perhaps forever.
 
         The other hosts may be on other islands.
         """
         collectives = [each for each in self._in_flight.values() if each.run.spec.collective]
         nodes = {each.node.number: each.node for each in collectives}
-        failed = {
-            number for number, node in nodes.items() if any(each.state is GangState.FAILED for each in node.gangs)
-        }
+        # An island may have begun a gang before its launch failed, and another one not, which then never begins it.
+        missing = {GangState.FAILED, GangState.DROPPED} if self._decisions.counts_dropped_gangs else {GangState.FAILED}
+        failed = {number for number, node in nodes.items() if any(each.state in missing for each in node.gangs)}
         return [gang for gang in collectives if self._waits_on(gang, gang.node.number in failed)]
 
     def islands_that_wait(self, gang: Gang[GangRun]) -> list[int]:

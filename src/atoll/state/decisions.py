@@ -66,6 +66,8 @@ class Decisions:
             other hosts have also ended, so that the loss of a host is known. Before, it failed at once.
         drops_sources: A host drops the source of a function that its session has released before the source arrived
             there. Before, it compiled the function, and kept it forever.
+        counts_dropped_gangs: If a launch fails when some of its islands have begun a function that computes over all of
+            them, these end it. Before, they waited forever for the islands that never began it.
     """
 
     counts_lists: bool
@@ -95,6 +97,7 @@ class Decisions:
     counts_grouped_reads: bool
     awaits_processes: bool
     drops_sources: bool
+    counts_dropped_gangs: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -127,4 +130,5 @@ class Decisions:
             counts_grouped_reads=number >= 10,
             awaits_processes=number >= 10,
             drops_sources=number >= 10,
+            counts_dropped_gangs=number >= 10,
         )
