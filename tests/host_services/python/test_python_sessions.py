@@ -17,6 +17,7 @@ from atoll.host_services.python.python_sessions import Input, PythonSessions
 from atoll.ir.types import Replicated, Sharding
 from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
+from tests.waiting import until
 
 
 class Process:
@@ -135,6 +136,16 @@ def test_calls_fail_once_their_process_is_killed_and_its_directory_goes_with_its
     ]
     killed.gone()
     assert not scratch.exists()
+
+
+def test_the_directory_of_a_process_that_has_crashed_goes_with_its_session(process, sessions, tmp_path):
+    crashed, _, _ = process
+    crashed.end("the Python process of session 1 was ended by signal 11")
+    crashed.gone()
+    scratch = tmp_path / "p" / "host-0"
+    assert scratch.is_dir(), "the next process of the session uses it"
+    sessions.close(1)
+    until(lambda: not scratch.exists())
 
 
 # ---- worlds

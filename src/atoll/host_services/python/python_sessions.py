@@ -335,6 +335,8 @@ class PythonSessions:
         record.functions.clear()
         if record.process is not None:
             record.process.kill()  # `_gone` removes its directory later
+        else:  # the last process has ended, and no other one was started; large directories take long to remove
+            threading.Thread(target=self._gone, args=(record,), name="atoll-python-gone", daemon=True).start()
 
     def _running(self, record: _Program) -> PythonProcess:
         """Return the session's process. If none runs, start one and load the previous process's functions."""
