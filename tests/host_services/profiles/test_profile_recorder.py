@@ -142,6 +142,25 @@ def test_a_profile_ends_with_its_session(recorder: Recorder, profiler: Profiler)
     ask(recorder, BOB, p.Start())
 
 
+def test_a_profile_that_starts_while_its_session_ends_does_not_remain(start: Any, profiler: Profiler) -> None:
+    begins, begun = threading.Event(), threading.Event()
+
+    class SlowProfiler(Profiler):
+        def begin(self, recording: p.Recording) -> Any:
+            begins.set()
+            assert begun.wait(10)
+            return super().begin(recording)
+
+    recorder = start(SlowProfiler())
+    answers: queue.SimpleQueue[Status] = queue.SimpleQueue()
+    recorder.submit(ALICE, p.encode(p.Start()), answers.put)
+    assert begins.wait(10)
+    recorder.close(ALICE)
+    begun.set()
+    recorder.submit(BOB, p.encode(p.Start()), answers.put)
+    assert [answers.get(timeout=10), answers.get(timeout=10)] == [OK, OK]
+
+
 def test_a_profile_that_nobody_ends_stops_by_itself_and_can_be_collected(
     recorder: Recorder, profiler: Profiler, client: Client
 ) -> None:

@@ -124,10 +124,8 @@ class Recorder:
         return None
 
     def close(self, session: int) -> None:
-        """Drop the profile of a session that has ended. Does not block."""
-        profile = self._profile
-        if profile is not None and profile.session == session:
-            threading.Thread(target=self._drop, args=(profile,), name="atoll-profile-end", daemon=True).start()
+        """Drop the profile of a session that has ended, after its earlier requests. Does not block."""
+        start_in(self._thread, self._drop, session)
 
     # ---- recording
 
@@ -179,9 +177,10 @@ class Recorder:
                     self._finish(profile)
             return
 
-    def _drop(self, profile: _Profile) -> None:
+    def _drop(self, session: int) -> None:
         with self._lock:
-            if self._profile is profile:
+            profile = self._profile
+            if profile is not None and profile.session == session:
                 self._profile = None
                 with contextlib.suppress(Exception):
                     self._finish(profile)
