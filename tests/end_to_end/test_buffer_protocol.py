@@ -27,9 +27,12 @@ DTYPES = ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
 WITHOUT_FORMAT = ("bfloat16", "float8_e4m3fn", "float8_e4m3b11fnuz", "int4", "uint4")
 
 
+_add_zero = jax.jit(lambda x: x + jnp.zeros((), x.dtype))
+
+
 def computed(value: Any) -> jax.Array:
     """Return an array whose contents are not in this process."""
-    return jax.jit(lambda x: x + jnp.zeros((), x.dtype))(value)
+    return _add_zero(value)
 
 
 def view_of(x: Any) -> tuple[bytes, str, int, tuple[int, ...], bool]:

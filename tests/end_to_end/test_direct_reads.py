@@ -26,9 +26,12 @@ FROZEN_SECONDS = 60.0  # for a busy machine
 DTYPES = ("bool", "int8", "uint16", "bfloat16", "float8_e4m3fn", "float32", "complex64", "int4")
 
 
+_add_zero = jax.jit(lambda x: x + jnp.zeros((), x.dtype))
+
+
 def computed(value: Any) -> jax.Array:
     """Return an array whose contents are not in this process."""
-    return jax.jit(lambda x: x + jnp.zeros((), x.dtype))(value)
+    return _add_zero(value)
 
 
 def sharded(array: Any, spec: P) -> jax.Array:
@@ -36,30 +39,32 @@ def sharded(array: Any, spec: P) -> jax.Array:
 
 
 def of_all_dtypes() -> list[np.ndarray]:
-    return [np.asarray(computed(jnp.arange(700_000).reshape(70, -1).astype(dtype))) for dtype in DTYPES]
+    numbers = np.arange(700_000).reshape(70, -1)
+    return [np.asarray(computed(numbers.astype(jnp.dtype(dtype)))) for dtype in DTYPES]
 
 
 def of_all_shapes() -> list[np.ndarray]:
     shapes = [(), (0,), (3, 0, 2), (1,), (70_001,), (3, 5, 70_001), (3_000_000,)]
-    return [np.asarray(computed(jnp.ones(shape) * 3)) for shape in shapes]
+    return [np.asarray(computed(np.full(shape, 3.0))) for shape in shapes]
 
 
 def of_shards() -> list[Any]:
     specs = [P(), P("x"), P("x", "y"), P(None, ("y", "x")), P(("x", "y"))]
-    arrays = [sharded(jnp.arange(1_600_000.0).reshape(400, 4000), spec) for spec in specs]
+    whole = jnp.arange(1_600_000.0).reshape(400, 4000)
+    arrays = [sharded(whole, spec) for spec in specs]
     return [*map(np.asarray, arrays), *(np.asarray(arrays[2].addressable_data(i)) for i in range(4))]
 
 
 def of_small_arrays_that_are_ready() -> list[np.ndarray]:
-    arrays = [computed(jnp.arange(6).reshape(2, 3).astype(dtype)) for dtype in DTYPES]
-    arrays += [computed(jnp.ones(shape) * 3) for shape in ((), (1,), (5, 7), (4096,), (4097,))]
-    arrays.append(jax.jit(lambda x: x.T)(jnp.arange(12.0).reshape(3, 4)))
-    arrays += [sharded(jnp.arange(16.0).reshape(4, 4), spec) for spec in (P(), P("x"), P("x", "y"))]
+    arrays = [computed(np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype))) for dtype in DTYPES]
+    arrays += [computed(np.full(shape, 3.0)) for shape in ((), (1,), (5, 7), (4096,), (4097,))]
+    arrays.append(jax.jit(lambda x: x.T)(np.arange(12.0).reshape(3, 4)))
+    arrays += [sharded(jnp.asarray(np.arange(16.0).reshape(4, 4)), spec) for spec in (P(), P("x"), P("x", "y"))]
     return [np.asarray(each) for each in jax.block_until_ready(arrays)]
 
 
 def of_a_transposed_result() -> np.ndarray:
-    return np.asarray(jax.jit(lambda x: x.T)(jnp.arange(1_000_000.0).reshape(500, 2000)))
+    return np.asarray(jax.jit(lambda x: x.T)(np.arange(1_000_000.0).reshape(500, 2000)))
 
 
 def of_keys() -> np.ndarray:
