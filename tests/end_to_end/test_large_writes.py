@@ -31,20 +31,18 @@ def table() -> Any:
     return CLIENT_CHANNEL.writes
 
 
-def arrays() -> list[Any]:
-    x = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
-    grid = Mesh(np.array(jax.devices()[3::-1]).reshape(2, 2).T, ("x", "y"))
-    whole = jax.device_put(x, jax.devices()[1])
+def contents() -> np.ndarray[Any, Any]:
+    return np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+
+
+def whole_arrays() -> list[Any]:
+    x = contents()
     return [
-        whole,
+        jax.device_put(x, jax.devices()[1]),
         jax.device_put(x),
         *(jax.device_put(x.astype(dtype)) for dtype in ("int8", "bfloat16", "bool", "complex64", "float64", "int64")),
         jax.device_put(x.T),
         jax.device_put(x[:, ::2]),
-        *(jax.device_put(x, NamedSharding(mesh, spec)) for spec in (P("x"), P(None, "x"), P())),
-        *(jax.device_put(x[:, :40].T, NamedSharding(grid, spec)) for spec in (P("x", "y"), P("y"), P(None, "x"), P())),
-        jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("x")), lambda index: x[index]),
         jax.jit(lambda y: y + 1)(x),
         jax.jit(lambda y: y * 2, donate_argnums=0)(jax.device_put(x, may_alias=False)),
         jnp.asarray(x),
@@ -52,13 +50,24 @@ def arrays() -> list[Any]:
     ]
 
 
+def divided_arrays() -> list[Any]:
+    x = contents()
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    grid = Mesh(np.array(jax.devices()[3::-1]).reshape(2, 2).T, ("x", "y"))
+    return [
+        *(jax.device_put(x, NamedSharding(mesh, spec)) for spec in (P("x"), P(None, "x"), P())),
+        *(jax.device_put(x[:, :40].T, NamedSharding(grid, spec)) for spec in (P("x", "y"), P("y"), P(None, "x"), P())),
+        jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("x")), lambda index: x[index]),
+    ]
+
+
 def values() -> list[tuple[Any, ...]]:
     """Return the properties of each array: its type, its sharding and a checksum of its contents.
 
-    There are several rounds, because the first arrays of a type on several devices are not sent together.
+    Those on several devices are made several times, because the first ones of a type are not sent together.
     """
     found = []
-    for each in [each for _ in range(4) for each in arrays()]:
+    for each in whole_arrays() + [each for _ in range(4) for each in divided_arrays()]:
         content = np.asarray(each)
         spec = str(getattr(each.sharding, "spec", ""))
         found.append((each.dtype.name, each.weak_type, each.committed, spec, each.shape, zlib.crc32(content.tobytes())))
