@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from atoll.errors import SettingsError
 from atoll.operate import operator_requests
 from tests.conftest import RunScript
-from tests.forked_process import EXECUTED
+from tests.forked_process import EXECUTED, with_forked_children
 
 
 def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script: RunScript) -> None:
@@ -53,6 +54,7 @@ def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script
 
 
 def test_a_script_that_keeps_compiled_programs_and_trees_ends_in_silence(run_script: RunScript) -> None:
+    forks = with_forked_children({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
     result = run_script(
         """
         import numpy as np
@@ -67,7 +69,8 @@ def test_a_script_that_keeps_compiled_programs_and_trees_ends_in_silence(run_scr
             print(jax.device_get([x, x])[0].sum())
         print(jnp.ones(5).sum())
         """,
-        env={"JAX_PLATFORMS": "cpu", EXECUTED: "1"},  # a forked script ends without destructors
+        # A forked script ends without destructors.
+        env={**forks, "JAX_PLATFORMS": "cpu", EXECUTED: "script.py"},
     ).check()
     assert result.stdout == "4.0\n5.0\n"
     assert result.stderr == ""

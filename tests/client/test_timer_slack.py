@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from atoll.client.timer_slack import SLACK_NANOSECONDS, relaxed
 from tests.conftest import RunScript
+from tests.forked_process import run
 
 
 def slack() -> int:
@@ -69,7 +69,7 @@ with relaxed():
     cached(key)
 print(time.perf_counter() - began)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ended = run([sys.executable, "-c", code], timeout=120)
     assert ended.returncode == 0, ended.stderr
     return float(ended.stdout)
 

@@ -185,7 +185,7 @@ def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_ha
         print(float(step(jax.device_put(at_home)).sum()) / at_home.size, flush=True)
         """,
         ATOLL_ADDRESS=cluster.address,
-        ATOLL_TEST_EXECUTED="1",  # the script reports how its child ended
+        ATOLL_TEST_EXECUTED="proxy_main",  # the script reports how it ended
         READ=str(read),
     )
     assert script.line() == "kill", script.errors()

@@ -221,7 +221,7 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
     runtime = short_directory / "fails"
     runtime.mkdir()
     # A forked worker would restart before the manager checks.
-    with User(runtime, program_cache, ATOLL_TEST_EXECUTED="1") as user:
+    with User(runtime, program_cache, ATOLL_TEST_EXECUTED="worker_main") as user:
         proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
         environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}
         code = """
