@@ -21,10 +21,18 @@ def python(start_python: StartPython, request: pytest.FixtureRequest) -> RemoteP
     return start_python(islands=request.param)
 
 
+# The suite runs each program on one of the clusters.
 @longer
 @pytest.mark.slow
-@pytest.mark.parametrize("python", ["2x1x2", "1x2x2"], indirect=True)
-@pytest.mark.parametrize("seed", range(PROGRAMS))
+@pytest.mark.parametrize(
+    ("python", "seed"),
+    [
+        pytest.param(islands, seed, marks=pytest.mark.thorough if TIMES == 1 and seed % 2 != number else ())
+        for number, islands in enumerate(("2x1x2", "1x2x2"))
+        for seed in range(PROGRAMS)
+    ],
+    indirect=["python"],
+)
 def test_a_program_reads_what_it_reads_on_stock_jax(python: RemotePython, seed: int) -> None:
     expected = run(seed, STEPS, fails=False)
     assert_same(python.call(run, seed, STEPS, True, seconds=SECONDS), expected)
