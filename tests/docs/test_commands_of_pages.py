@@ -62,3 +62,11 @@ def test_pathways_mode_in_ci_needs_only_the_commands_of_the_guide(tmp_path: Path
     page = "guides/pathwaysutils.md"
     printed = run(blocks(page, "sh")[-1], tmp_path, short_directory)
     assert shows(printed, blocks(page, "text")), printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_continues_after_a_lost_worker_as_the_guide_shows(tmp_path: Path, short_directory: Path) -> None:
+    page = "guides/failures.md"
+    printed = run("\n".join(blocks(page, "sh")), tmp_path, short_directory)
+    assert shows(printed, blocks(page, "text")), printed
