@@ -57,7 +57,8 @@ class Rig:
         self.woken = threading.Event()
         self.tokens: list[Token] = []
         self.pool = ThreadPoolExecutor(2)
-        self.runs = JointRuns(self.pool, lambda array: array.shards, DeletionGuard())
+        self.guard = DeletionGuard()
+        self.runs = JointRuns(self.pool, lambda array: array.shards, self.guard)
 
     def start(self, sequence: int, world: int = 0, devices: tuple[int, ...] = DEVICES) -> tuple[JointRun, Token]:
         token = Token()
@@ -170,6 +171,16 @@ def test_a_failure_on_one_device_is_found_while_the_other_devices_wait(rig: Rig)
     assert sequence == 2
     assert "broken" in status.message
     assert rig.runs.failed_on_devices() == []
+
+
+def test_a_run_that_waits_while_it_consumes_arrays_delays_no_answer_to_a_ping(rig: Rig) -> None:
+    run, _ = rig.start(1)
+    fail_on_a_device(run)
+    rig.runs.failed_on_devices()
+    with rig.guard.lock:  # by the executor's thread
+        assert rig.pool.submit(rig.runs.failed_on_devices).result(SECONDS) == []
+    ((sequence, _),) = rig.runs.failed_on_devices()
+    assert sequence == 1
 
 
 def test_only_runs_that_may_be_running_are_examined(rig: Rig) -> None:

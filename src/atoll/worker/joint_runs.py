@@ -134,7 +134,8 @@ class JointRuns:
     def failed_on_devices(self) -> list[tuple[int, Status]]:
         """Return the runs that have failed on a device and may never end on others, with their errors.
 
-        Call this once a second, on any one thread. A run is examined from the second call on, and reported once.
+        Call this once a second, on any one thread. A run is examined from the second call on, and reported once. Does
+        not block.
         """
         with self._lock:
             # Runs of a world end in their order.
@@ -149,8 +150,13 @@ class JointRuns:
         return [(run.sequence, error) for run, error in failed.items()]
 
     def _error_of(self, run: JointRun) -> Status | None:
-        """Return the error of a run on one of its devices, if it has failed there."""
-        with self._guard.lock:
+        """Return the error of a run on one of its devices, if it has failed there and that can be found without a wait.
+
+        A run that donates arrays may execute inside the call that starts it, and wait there for other hosts.
+        """
+        if not self._guard.lock.acquire(blocking=False):
+            return None
+        try:
             output = run.output
             if output is None or output.is_deleted():
                 return None
@@ -160,6 +166,8 @@ class JointRuns:
                         shard.block_until_ready()  # does not wait
                     except Exception as error:
                         return status_of_device_error(error)
+        finally:
+            self._guard.lock.release()
         return None
 
 
