@@ -115,6 +115,19 @@ def test_rows_are_given_back_once_all_have_been_read_also_by_this_host() -> None
     assert not unit.take_rows()
 
 
+class Emptied(list[tuple[int, int]]):
+    """Rows of which another thread takes the last after this one has seen that some are there."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_rows_that_another_thread_reports_meanwhile_fail_no_read() -> None:
+    _, unit, _ = sent(9)
+    unit.rows = Emptied()
+    assert unit.take_rows() == ()
+
+
 def test_small_rows_are_sent_at_once_on_channels_that_are_reserved_until_then() -> None:
     port, unit, _ = sent(9)
     (read,) = unit.reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -58,8 +59,9 @@ class DispatchUnit(msgspec.Struct, eq=False):
     def take_rows(self) -> tuple[m.RowsMoved, ...]:
         """Remove and return the report about rows, which precedes the report of the end. Safe on any thread."""
         found = []
-        while self.rows:
-            found.append(self.rows.pop())
+        with suppress(IndexError):  # all are taken, by this thread or another one
+            while True:
+                found.append(self.rows.pop())
         return (m.RowsMoved(self.sequence, *map(sum, zip(*found, strict=True))),) if found else ()
 
     @property
