@@ -20,7 +20,7 @@ from atoll.transfers.shared_chunks import (
     SHARED_CHUNK_BYTES,
     SharedChunk,
 )
-from atoll.transfers.shared_memory_pool import PoolLimits
+from atoll.transfers.shared_memory_pool import PoolLimits, SharedMemoryBlock, SharedMemoryPool
 from atoll.transfers.stream_transfers import StreamPiece
 from atoll.transfers.streams import StreamStatistics
 from tests.transfers.ends import Ends, Receiver, content, frame, kinds_with, sealed
@@ -186,3 +186,23 @@ def test_more_blocks_than_a_sender_has_end_the_channel(raw: Raw) -> None:
     error = receiver.join()
     assert isinstance(error, FrameError)
     assert "more blocks" in str(error)
+
+
+@pytest.mark.parametrize("feed", [1, HOSTS], ids=["whole", "chunks"])
+def test_a_piece_fails_as_others_do_if_its_channel_is_closed_before_its_memory_is_written(
+    unix_ends: Ends, feed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error would end the process of a host, because a thread that writes chunks would end with it."""
+    sender = unix_ends[0]
+    Receiver(unix_ends[1])
+    Receiver(sender)
+    take = SharedMemoryPool.take
+
+    def take_and_close(pool: SharedMemoryPool, nbytes: int, is_held: bool = False) -> SharedMemoryBlock:
+        block = take(pool, nbytes, is_held)
+        sender.close()
+        return block
+
+    monkeypatch.setattr(SharedMemoryPool, "take", take_and_close)
+    with pytest.raises(OSError, match="closed"):
+        sender.send(1, feed, [content(LARGE)])

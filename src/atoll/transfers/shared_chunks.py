@@ -75,7 +75,7 @@ class SharedChunksEngine(StreamEngine):
         block = self._pool.take(SHARED_CHUNK_BYTES)
         descriptor = None if block.is_announced else block.descriptor
         try:
-            with memoryview(block.memory) as memory:
+            with block.view() as memory:
                 BufferContents(views).write_into(memory)
             block.is_announced = True
             stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)

@@ -85,7 +85,7 @@ class SharedMemoryEngine(TransferEngine):
         block = self._pool.take(nbytes, session == self.held_session)
         was_announced = block.is_announced
         try:
-            with memoryview(block.memory)[:nbytes] as target:
+            with block.view()[:nbytes] as target:
                 contents.write_into(target)
             block.is_announced = True  # before sending, because the peer may then return it and another thread take it
             piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size, contents.group)

@@ -42,6 +42,13 @@ class SharedMemoryBlock:
     is_announced: bool = False  # whether the receiver has the descriptor
     is_held: bool = False  # whether the receiver has requested the piece in order to hold the block
 
+    def view(self) -> memoryview:
+        """Return the memory, which stays valid while the view exists. Raise BrokenPipeError if the pool is closed."""
+        try:
+            return memoryview(self.memory)
+        except ValueError:  # another thread has closed it
+            raise BrokenPipeError("the channel is closed") from None
+
 
 @dataclass(frozen=True)
 class PoolStatistics:
