@@ -219,6 +219,23 @@ def test_a_file_that_was_shortened_while_it_waited_fails_its_feed_alone(waiting:
     assert waiting.inbox.take(5, 3)[0][:3].tobytes() == content(3, 3).tobytes()
 
 
+def test_a_file_that_cannot_be_read_fails_its_feed_alone(waiting: Waiting, short_directory: Path) -> None:
+    """Otherwise, a client could end the process of a host with a file that waits, because a thread reads that."""
+    path = short_directory / "file"
+    path.write_bytes(bytes(80_000))
+    with open(path, "ab") as only_written:
+        for feed in (1, 3):
+            waiting.channel.send_contents(5, feed, FileContents(80_000, only_written.fileno()))
+            waiting.send(feed + 1)
+    for feed in (1, 2, 3, 4):
+        until(lambda feed=feed: feed in waiting.arrived)  # type: ignore[misc]
+        if feed % 2:
+            with pytest.raises(StatusError, match="DATA_LOSS: a file of 80000 bytes cannot be read"):
+                waiting.inbox.take(5, feed)
+        else:
+            waiting.inbox.take(5, feed)
+
+
 def test_files_that_claim_one_launch_are_refused_without_memory_and_leave_nothing(waiting: Waiting) -> None:
     waiting.has_memory = False
     for feed in (1, 2, 3):

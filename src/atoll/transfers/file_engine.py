@@ -160,9 +160,16 @@ class FileEngine(TransferEngine):
     # ---- the bytes of a file
 
     def _contents(self, descriptor: int, nbytes: int) -> Any:
-        """Return the first `nbytes` of a file, in a writable buffer. Raise StatusError (DATA_LOSS) if it is shorter."""
+        """Return the first `nbytes` of a file, in a writable buffer.
+
+        Raise StatusError (DATA_LOSS) if the file is shorter or cannot be read. The peer may have opened it for writing.
+        """
         content = aligned(nbytes)
-        read_file(descriptor, content.data)
+        try:
+            read_file(descriptor, content.data)
+        except OSError as error:
+            text = f"a file of {nbytes} bytes cannot be read: {error.strerror}"
+            raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS)) from None
         return content
 
 
