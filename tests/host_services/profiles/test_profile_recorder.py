@@ -142,6 +142,11 @@ def test_a_profile_ends_with_its_session(recorder: Recorder, profiler: Profiler)
     ask(recorder, BOB, p.Start())
 
 
+def test_the_end_of_a_session_starts_no_thread_on_a_host_that_was_never_asked_for_a_profile(recorder: Recorder) -> None:
+    recorder.close(ALICE)
+    assert not [each for each in threading.enumerate() if each.name.startswith("atoll-profile")]
+
+
 def test_a_profile_that_starts_while_its_session_ends_does_not_remain(start: Any, profiler: Profiler) -> None:
     begins, begun = threading.Event(), threading.Event()
 

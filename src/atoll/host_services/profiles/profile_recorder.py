@@ -80,9 +80,11 @@ class Recorder:
         self._profile: _Profile | None = None
         self._handing_over: set[int] = set()  # sessions that receive a profile, which must not start another one
         self._thread = ThreadPoolExecutor(1, "atoll-profile")
+        self._has_requests = False
 
     def submit(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
         """Handle a session's request on another thread, and call `then` there. Does not block."""
+        self._has_requests = True
         start_in(self._thread, self._handle, session, payload, then)
 
     def _handle(self, session: int, payload: bytes, then: Callable[[Status], None]) -> None:
@@ -124,8 +126,12 @@ class Recorder:
         return None
 
     def close(self, session: int) -> None:
-        """Drop the profile of a session that has ended, after its earlier requests. Does not block."""
-        start_in(self._thread, self._drop, session)
+        """Drop the profile of a session that has ended, after its earlier requests. Does not block.
+
+        Call it on the thread that calls `submit`.
+        """
+        if self._has_requests or self._profile is not None:  # otherwise each of many hosts would start its thread
+            start_in(self._thread, self._drop, session)
 
     # ---- recording
 
