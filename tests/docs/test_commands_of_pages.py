@@ -14,6 +14,13 @@ from tests.docs.reader import environment_of_reader
 from tests.forked_process import with_forked_children
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# The command `python` of the shell. It forks the process of a script from the server of the tests.
+PYTHON = """#!{python}
+import os, subprocess, sys
+
+arguments = [os.path.abspath(each) if each.endswith(".py") else each for each in sys.argv[1:]]
+sys.exit(subprocess.Popen([sys.executable, *arguments]).wait())
+"""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -23,9 +30,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 def run(commands: str, directory: Path, runtime: Path) -> str:
     """Return the standard output of these commands."""
+    python = runtime / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON.format(python=sys.executable))
+    python.chmod(0o700)
     environment = {
         **environment_of_reader(),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in (str(ROOT / "src"), os.environ.get("PYTHONPATH")) if path),
         "HOME": str(directory),
         "XDG_RUNTIME_DIR": str(runtime),
