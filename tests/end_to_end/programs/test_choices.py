@@ -185,6 +185,7 @@ def test_a_loop_without_end_holds_up_nobody_and_ends_with_its_session(
 ) -> None:
     cluster = start_cluster(islands="2x1x1")
     client, other = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
+    other.call(some_work)  # with what it compiles, while nothing else runs
     client.call(loop_without_end)
     assert client.call(some_work) == other.call(some_work) == 50.0
     other.close()

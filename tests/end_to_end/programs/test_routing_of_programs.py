@@ -7,6 +7,7 @@ Functions without `test_` in their names run in the child.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,18 +70,26 @@ def _gradient_of_a_program() -> Any:
     return jax.value_and_grad(atoll.program(_sparse), argnums=(0, 2, 3))
 
 
-def gradients() -> Any:
+def _program_of_a_gradient() -> Any:
     import atoll
 
-    in_a_program = atoll.program(jax.value_and_grad(_sparse, argnums=(0, 2, 3)))
-    return [jax.tree.map(np.asarray, each(*_placed())) for each in (in_a_program, _gradient_of_a_program())]
+    return atoll.program(jax.value_and_grad(_sparse, argnums=(0, 2, 3)))
 
 
-def test_derivatives_are_those_of_the_dense_computation(python: RemotePython) -> None:
+def gradients(made: Callable[[], Any]) -> Any:
+    return jax.tree.map(np.asarray, made()(*_placed()))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [_gradient_of_a_program, pytest.param(_program_of_a_gradient, marks=pytest.mark.thorough)],
+    ids=lambda made: made.__name__,
+)
+def test_derivatives_are_those_of_the_dense_computation(python: RemotePython, made: Callable[[], Any]) -> None:
     with jax.enable_x64(True):
         expected = jax.value_and_grad(_dense, argnums=(0, 2, 3))(*_given())
-    for found in python.call(gradients):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
+    found = python.call(gradients, made)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), found, expected)
 
 
 def programs_of_a_gradient() -> list[str]:
