@@ -50,7 +50,7 @@ def test_a_process_that_runs_is_left_alone_whether_it_waits_or_computes(start: S
     process = start(code)
     watch = AgentWatch(process, 2.0)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(5.0)
+        process.wait(3.5)
     assert watch.silence == ""
 
 
