@@ -1,7 +1,7 @@
 """Tests of arrays made from values of the script: all ways, types and sizes give the arrays of stock JAX.
 
-The functions run in a child on Atoll, and here on stock JAX. Each array is made several times there, because arrays of
-a frequent type are sent differently.
+The functions run in a child on Atoll, and here on stock JAX. Each small array is made several times there, because
+small arrays of a frequent type are sent differently.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def attempt(make: Make, value: Any) -> Any:
 
 def attempts(values: Callable[[], Iterable[tuple[str, Any]]], times: int) -> dict[tuple[str, str], list[Any]]:
     return {
-        (name, way): [attempt(make, value) for _ in range(times)]
+        (name, way): [attempt(make, value) for _ in range(times if getattr(value, "nbytes", 0) < LARGE_BYTES else 1)]
         for name, value in values()
         for way, make in ways().items()
     }
