@@ -229,26 +229,24 @@ def test_arrays_that_are_written_over_do_not_share_memory_with_others(same_as_st
 # ---- PRNG keys
 
 
-def random_keys() -> Any:
+def random_keys(name: str) -> Any:
     mesh = mesh_of([0, 1, 2, 3], (4,), ("x",))
-    out: list[Any] = []
-    for name in ("threefry2x32", "rbg", "unsafe_rbg"):
-        key = jax.random.key(7, impl=name)
-        keys = jax.device_put(jax.random.split(key, 8), NamedSharding(mesh, P("x")))
-        drawn = jax.vmap(lambda k: jax.random.normal(k, (3,)))(keys)
-        moved = jax.device_put(keys, jax.devices()[1])
-        out += [
-            str(keys.dtype),
-            fetched(jax.random.key_data(keys)),
-            fetched(drawn),
-            fetched(jax.random.key_data(moved[3])),
-            [fetched(jax.random.key_data(shard.data)) for shard in keys.addressable_shards],
-        ]
-    return out
+    key = jax.random.key(7, impl=name)
+    keys = jax.device_put(jax.random.split(key, 8), NamedSharding(mesh, P("x")))
+    drawn = jax.vmap(lambda k: jax.random.normal(k, (3,)))(keys)
+    moved = jax.device_put(keys, jax.devices()[1])
+    return [
+        str(keys.dtype),
+        fetched(jax.random.key_data(keys)),
+        fetched(drawn),
+        fetched(jax.random.key_data(moved[3])),
+        [fetched(jax.random.key_data(shard.data)) for shard in keys.addressable_shards],
+    ]
 
 
-def test_typed_keys_are_split_placed_and_drawn_from(same_as_stock: Any) -> None:
-    same_as_stock(random_keys)
+@pytest.mark.parametrize("name", ["threefry2x32", "rbg", pytest.param("unsafe_rbg", marks=pytest.mark.thorough)])
+def test_typed_keys_are_split_placed_and_drawn_from(same_as_stock: Any, name: str) -> None:
+    same_as_stock(random_keys, name)
 
 
 # ---- placements
@@ -514,7 +512,9 @@ def too_large(exponent: int) -> list[str]:
     return [*found, str(jnp.ones(3).sum())]
 
 
-@pytest.mark.parametrize("exponent", [44, 50, 56, 60, 61, 62])
+@pytest.mark.parametrize(
+    "exponent", [44, *(pytest.param(each, marks=pytest.mark.thorough) for each in (50, 56)), 60, 61, 62]
+)
 def test_arrays_that_are_too_large_exhaust_the_memory(same_as_stock: Any, exponent: int) -> None:
     same_as_stock(too_large, exponent)
 
