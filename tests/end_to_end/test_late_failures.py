@@ -2,6 +2,8 @@
 
 A callback that fails on one of several devices leaves zeros for the others, and its run fails when it has ended. A
 kernel that fails on one device leaves the right values on the others, which may be read.
+
+The suite uses the results of a few runs. `make thorough` uses those of more.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from jax.sharding import PartitionSpec as P
 import atoll
 from tests.end_to_end import ffi_kernels
 from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.thoroughness import TIMES, longer
 
 FAILED = "failed"
-ROUNDS = 4
+ROUNDS = 2 if TIMES == 1 else 20
 DEVICES = ((0, 1), (2, 0))  # of two hosts of an island, and of two islands
 
 increment = jax.jit(lambda x: x + 1)
@@ -142,6 +145,7 @@ def of_a_kernel(path: str) -> list[dict[str, set[str]]]:
     return [outcomes(on_devices(devices, step), "the first element is negative") for devices in DEVICES]
 
 
+@longer
 @pytest.mark.parametrize("devices", DEVICES, ids=["of an island", "of two islands"])
 @pytest.mark.parametrize("collective", [False, True])
 def test_no_value_is_read_of_a_callback_that_fails_on_another_host(
@@ -151,6 +155,7 @@ def test_no_value_is_read_of_a_callback_that_fails_on_another_host(
     assert found == {way.__name__: {FAILED} for way in (*WAYS, read_what_it_was_donated_to)}
 
 
+@longer
 @pytest.mark.skipif(ffi_kernels.COMPILER is None, reason=ffi_kernels.MISSING)
 def test_no_wrong_value_is_read_of_a_kernel_that_fails_on_another_host(python: RemotePython, tmp_path: Path) -> None:
     right = np.arange(3, 7, dtype=np.float32)
