@@ -98,7 +98,7 @@ SESSION_PLATFORM = SCRIPTS.add(
 RUN = SCRIPTS.add(
     "ATOLL_RUN",
     TEXT,
-    "Name of the script's run. Only one session of a tenant has the name at a time: a new script waits for the former "
+    "Name of the script's run. Only one session of a tenant has the name at a time: a new script waits for the earlier "
     "one to end.",
     default="none",
     more="See [detached runs](guides/detached-runs.md).",

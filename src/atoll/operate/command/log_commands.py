@@ -33,7 +33,7 @@ def logs(
         bool, typer.Option("--json", help="Print JSON: one object per line for each record, or for each run.")
     ] = False,
 ) -> None:
-    """Show the log of a standing cluster on this machine, also after it has ended.
+    """Show the log of a standing cluster on this machine, even after it has ended.
 
     The logs of the last 5 runs per name, and of the last 5 standbys, are kept in ATOLL_STATE_DIR, with 32 MiB each at
     most. The log has the messages of the processes on this machine; `atoll host` prints those of another machine there.

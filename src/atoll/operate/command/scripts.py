@@ -44,7 +44,7 @@ def run(
     name: Annotated[
         str,
         typer.Option(
-            help="Name of the run, not of a cluster (--address). A script with the name of a former one continues "
+            help="Name of the run, not of a cluster (--address). A script with the name of an earlier one continues "
             "where that one ended."
         ),
     ] = "",

@@ -158,7 +158,7 @@ def set_tenant(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with a new token, which replaces the former one for new connections. Open sessions continue.",
+            help="File with a new token, which replaces the present one for new connections. Open sessions continue.",
             metavar="FILE",
         ),
     ] = None,
