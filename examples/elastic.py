@@ -84,8 +84,8 @@ def main() -> None:
             losses.append(float(loss))
             for change in run.changes[seen:]:
                 print(
-                    f"step {change.step}: {change.reason}, on islands {', '.join(map(str, change.islands))} "
-                    f"after {change.seconds:.2f} s; {change.repeated} steps again",
+                    f"step {change.step} ({change.reason}): trains on islands {', '.join(map(str, change.islands))}; "
+                    f"no step for {change.seconds:.2f} s; {change.repeated} steps repeated",
                     flush=True,
                 )
             seen = len(run.changes)
