@@ -7,6 +7,7 @@ not send it, regardless of its content.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, get_args
 
@@ -152,11 +153,19 @@ def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
 
 
 def table() -> str:
-    """Return the table as Markdown."""
-    rows = [("command or message", *(str(peer) for peer in Peer)), ("---",) * (1 + len(Peer))]
-    entries = [(f"`{command}`", message) for command, message in COMMANDS.items()]
-    entries += [(message.__name__, message) for message in sorted(PERMISSIONS, key=lambda each: each.__name__)]
-    rows += [(text, *(str(scope_of(peer, message) or "-") for peer in Peer)) for text, message in entries]
+    """Return the tables of commands and of messages as Markdown, each below its heading."""
+    commands = _rows(
+        "command", [(f"`{each}`", message) for each, message in COMMANDS.items()], (Peer.USER, Peer.OPERATOR)
+    )
+    by_name = sorted(PERMISSIONS, key=lambda each: each.__name__)
+    sent = _rows("message", [(each.__name__, each) for each in by_name], tuple(Peer))
+    return f"## Commands\n\n{commands}\n## Messages\n\nProcesses and commands send these messages:\n\n{sent}"
+
+
+def _rows(name: str, entries: Sequence[tuple[str, type[Any]]], peers: Sequence[Peer]) -> str:
+    """Return the table with one row per entry and one column per peer."""
+    rows = [(name, *map(str, peers)), ("---",) * (1 + len(peers))]
+    rows += [(text, *(str(scope_of(peer, message) or "-") for peer in peers)) for text, message in entries]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
