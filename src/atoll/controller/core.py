@@ -26,6 +26,7 @@ from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
 from atoll.controller.islands.engine_requests import Agents, EngineMessages
 from atoll.controller.islands.island_hosts import Hosts, Relays
+from atoll.controller.islands.island_losses import IslandLosses
 from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.operators.requests import Operators
@@ -254,11 +255,17 @@ class Controller:
             launcher=self.launcher,
             failures=self._failures,
             compilation=self._compilation,
-            queries=self._queries,
             pending_reason=self.agents.pending_reason,
             departure_of=self.agents.departure_of,
             broken=self._relays.broken,
             worlds=self._worlds,
+        )
+        self._losses = IslandLosses(
+            state,
+            launcher=self.launcher,
+            failures=self._failures,
+            compilation=self._compilation,
+            queries=self._queries,
         )
         self._overruns = Overruns(
             state,
@@ -300,7 +307,7 @@ class Controller:
             m.RegisterFunction: self._compilation.register,
             m.Recompile: self._compilation.recompile,
             m.Query: self._queries.ask,
-            m.FailureAcknowledged: self._recovery.failure_acknowledged,
+            m.FailureAcknowledged: self._losses.failure_acknowledged,
             m.AddSlice: self._slice_requests.add,
             m.ReleaseSlice: self._slice_requests.release,
             m.HandlesReported: self._checks.held,
@@ -347,7 +354,8 @@ class Controller:
         lifecycle.subscribe(
             IslandFailed,
             self._island_leaves,
-            self._recovery.fail_work_of_island,
+            self._recovery.island_failed,
+            self._losses.island_failed,
             self._compilation.recompilations.island_failed,
             self.published.island_failed,
             self.detached.island_failed,
@@ -363,6 +371,7 @@ class Controller:
             IslandRestarted,
             self._worlds.start_waiting,
             self._recovery.island_restarted,
+            self._losses.island_restarted,
             self.published.copies.island_ready,
             self.published.files.island_ready,
             self._spiller.island_ready,
@@ -372,7 +381,7 @@ class Controller:
             IslandRemoved,
             self._island_leaves,
             self._worlds.close_worlds_of,
-            self._recovery.island_removed,
+            self._losses.island_removed,
             self._operators.island_removed,
         )
         lifecycle.subscribe(

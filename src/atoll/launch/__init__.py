@@ -9,7 +9,7 @@
   `delegated_runs.DelegatedRuns.start`.
 - A gang ends or fails: `launcher.Launcher.parts_ended`, `part_failed`, `fail`.
 - An island fails: its launches in `failures.Failures`, and those that survive in `requeued_launches.RequeuedLaunches`.
-  Its arrays fail in `controller.islands.island_recovery`.
+  Its arrays fail in `controller.islands.island_losses`.
 - Bytes of a client arrive, or are not needed any more: `launch_feeds.LaunchFeeds`.
 - A function is compiled: `compilation.Compilation`; a program is lowered: `registry.ProgramRegistry`.
 - Messages leave in order: `outbox.Outbox`, over `connections.Connections`.

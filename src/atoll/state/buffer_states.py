@@ -32,7 +32,7 @@ TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
     _S.PENDING: frozenset({_S.DOOMED, _S.READY, _S.FAILED, _S.SPILLED}),
     # `Entry.settle` when the last gang of the launch has ended
     _S.DOOMED: frozenset({_S.FAILED, _S.SPILLED}),
-    # `Entry.spill`; `Directory.lose_all` if its island fails (`controller.islands.island_recovery`)
+    # `Entry.spill`; `Directory.lose_all` if its island fails (`controller.islands.island_losses`)
     _S.READY: frozenset({_S.SPILLED, _S.FAILED}),
     # `Entry.restore`; `Entry.lose` if the host with its contents fails (`migration.array_spiller`)
     _S.SPILLED: frozenset({_S.PENDING, _S.FAILED}),
