@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.controller.islands.island_hosts import relay_groups
+from atoll.controller.islands.relay_groups import relay_groups
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled

@@ -23,7 +23,7 @@ from tests.faults import VARIABLE, environment
 TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "abe", "ben", "op")}
 SECONDS = 60.0
 POISON = 77
-_PROXIES = "atoll.controller.sessions.proxy_requests:Proxies"
+_PROXIES = "atoll.controller.sessions.proxy_requests:ProxyMessages"
 _FAULTS = {
     f"{_PROXIES}._await": f"raises_if:arguments[2].wait == {POISON}",
     f"{_PROXIES}._make_error": f"raises_if:arguments[2].handles[0] == {POISON}",

@@ -16,8 +16,9 @@ from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.host_admission import HostAdmission
-from atoll.controller.islands.island_hosts import Hosts, Relays
+from atoll.controller.islands.island_hosts import HostMessages
 from atoll.controller.islands.island_recovery import IslandRecovery
+from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.sessions import Sessions
@@ -64,7 +65,7 @@ class Admission:
         sessions: Sessions,
         detached: DetachedSessions,
         from_proxy: Callable[[int, Any], None],
-        hosts: Hosts,
+        hosts: HostMessages,
         recovery: IslandRecovery,
         relays: Relays,
         agents: Agents,

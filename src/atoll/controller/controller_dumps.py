@@ -21,9 +21,9 @@ from atoll.controller.admission import Admission
 from atoll.controller.core import Controller
 from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.engine_role import EngineRole
-from atoll.controller.islands.island_hosts import Relays
 from atoll.controller.islands.island_recovery import IslandRecovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
+from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start

@@ -25,15 +25,16 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
 from atoll.controller.islands.engine_requests import Agents, EngineMessages
-from atoll.controller.islands.island_hosts import Hosts, Relays
+from atoll.controller.islands.island_hosts import HostMessages
 from atoll.controller.islands.island_losses import IslandLosses
 from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.islands.overruns import Overruns
+from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
-from atoll.controller.sessions.proxy_requests import Proxies, SliceRequests
+from atoll.controller.sessions.proxy_requests import ProxyMessages, SliceRequests
 from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
@@ -142,7 +143,7 @@ class Controller:
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(
             state.sessions,
-            self._proxies.handle,
+            self._proxy_messages.handle,
             self._sessions.end,
             self.programs.discards,
             state.decisions,
@@ -154,7 +155,7 @@ class Controller:
             sessions=self._sessions,
             detached=self.detached,
             from_proxy=self._inboxes.received,
-            hosts=self._hosts,
+            hosts=self._host_messages,
             recovery=self._recovery,
             relays=self._relays,
             agents=self.agents,
@@ -278,7 +279,7 @@ class Controller:
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
         self.vaults = Vaults(state, self._sessions, self.launcher)
         self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
-        self._proxies = Proxies(
+        self._proxy_messages = ProxyMessages(
             state,
             sessions=self._sessions,
             compilation=self._compilation,
@@ -289,7 +290,7 @@ class Controller:
             tracing=self._tracing,
             others=self._messages_of_proxies(),
         )
-        self._hosts = Hosts(
+        self._host_messages = HostMessages(
             state,
             self.launcher,
             self.programs,
@@ -325,7 +326,7 @@ class Controller:
             m.RowsMoved: self.launcher.rows_moved,
             m.PeerSilent: self._recovery.peer_silent,
             m.WorkerFails: self._recovery.worker_fails,
-            m.FeedsArrived: self._proxies.feeds_arrived,
+            m.FeedsArrived: self._proxy_messages.feeds_arrived,
             m.Compiled: self._compilation.compiled,
             m.PlanRegistered: self.programs.plan_registered,
             m.WorldServed: self._worlds.served,
@@ -402,7 +403,7 @@ class Controller:
             self.launcher.session_closed,
             self._tracing.session_closed,
             self._checks.session_closed,
-            self._hosts.session_closed,
+            self._host_messages.session_closed,
             self._queries.session_closed,
             self.programs.session_closed,
             self._compilation.session_closed,
@@ -628,7 +629,7 @@ class Controller:
             self._outbox.to_host(host, m.Ping(ping.lease, now, tuple(compiles[host])) if host in compiles else ping)
 
     def _hosts_answered(self, pongs: Sequence[m.RelayedPong]) -> None:
-        self._hosts.answered(pongs)
+        self._host_messages.answered(pongs)
 
     def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
-from atoll.controller.islands.island_hosts import Hosts, Relays
+from atoll.controller.islands.island_hosts import HostMessages
 from atoll.controller.islands.island_recovery import IslandRecovery
+from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer, PeerHandlers
@@ -31,7 +32,7 @@ class HostAdmission:
     def __init__(
         self,
         state: ClusterState,
-        hosts: Hosts,
+        hosts: HostMessages,
         recovery: IslandRecovery,
         relays: Relays,
         *,

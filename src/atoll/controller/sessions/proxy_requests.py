@@ -34,7 +34,7 @@ MAX_ERROR_BYTES = 64 << 20
 Handlers = Mapping[type[Any], Callable[[Session, Any], None]]
 
 
-class Proxies:
+class ProxyMessages:
     """Handles messages of proxies. `others` are the handlers of messages for only one part of the controller."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Validation of messages, before the controller changes anything.
 
-`Admission.received` validates each message, and `Proxies` validates the messages of sessions when their turn comes.
-Each message type has a pure function in `VALIDATORS`, or is listed in `NOTHING_TO_VALIDATE`. The function raises a
+`Admission.received` validates each message, and `ProxyMessages` validates those of sessions when their turn comes. Each
+message type has a pure function in `VALIDATORS`, or is listed in `NOTHING_TO_VALIDATE`. The function raises a
 violation, which is an INVALID_ARGUMENT error that names the message, the field and the value. A well-formed request
 that fails for another reason, such as an unknown array, is not a violation: its handler answers it.
 """
