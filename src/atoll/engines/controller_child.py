@@ -12,15 +12,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from atoll.cluster.processes.child import LocalProcess, describe_exit
-from atoll.cluster.processes.leases import FAILED_STATUS
+from atoll.cluster.processes.child import LocalProcess
 from atoll.cluster.processes.process_runtime import command
 from atoll.controller_process.controller_options import (
     ALONE,
-    CANNOT,
     CANNOT_RESTART,
-    CHARGED,
-    FAILED,
     FOLLOWED,
     FOLLOWS,
     READY,
@@ -28,6 +24,7 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerOptions,
 )
+from atoll.engines.controller_end import ControllerEnd, ControllerReports, NextStep
 from atoll.engines.restart_rules import RETRY_SECONDS, RestartPolicy, StartRetries
 from atoll.errors import ClusterError, IncompatibleJournalError, LeaseError, SupersededError
 from atoll.leadership.lease_address import open_lease
@@ -64,29 +61,25 @@ class ControllerChild:
         self._process: LocalProcess | None = None
         self._readable = -1
         self._failures = 0  # failed starts since a controller has run
-        self._bug = ""  # the bug that the controller reports before it exits
-        self._problem = ""  # what prevents the start of a controller, as it reports before it exits
-        self._gave_reason = False  # whether the last controller has reported what prevents its start
-        self._status = 0  # exit status of the last controller that has ended
+        self._reports = ControllerReports()  # of the controller that runs
+        self._last_end: ControllerEnd | None = None  # of the last controller that has ended
         self._has_run = False
-        self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
         self._retries = StartRetries("the controller", _log.warning)
         self._followed_by = ""  # address of the standby that takes over if it ends
         self._is_ending = False
-        self._was_asked = False  # whether it has ended because an operator asked for it
         self._retry: asyncio.TimerHandle | None = None  # of a restart
         self._has_ended = asyncio.Event()
 
     @property
     def was_asked(self) -> bool:
         """Whether the controller has ended because an operator asked for it."""
-        return self._was_asked
+        return self._last_end is not None and self._last_end.was_asked
 
     @property
     def was_superseded(self) -> bool:
         """Whether the last controller has ended because another one has taken over."""
-        return self._status == SUPERSEDED
+        return self._last_end is not None and self._last_end.is_superseded
 
     @property
     def followed_by(self) -> str:
@@ -95,8 +88,9 @@ class ControllerChild:
 
     def start_error(self, what: str, text: str, advice: str = "") -> ClusterError:
         """Return the error for the start of `what`, which failed because the last controller has ended."""
-        kind = _KINDS.get(self._status, ClusterError)
-        where = "" if self._gave_reason else "; its messages are above"
+        end = self._last_end
+        kind = ClusterError if end is None else _KINDS.get(end.status, ClusterError)
+        where = "" if end is not None and end.has_reason else "; its messages are above"
         return kind(f"{what} did not start: {text}{where}{advice}")
 
     def start(self) -> None:
@@ -129,12 +123,8 @@ class ControllerChild:
                 self._followed_by = line.removeprefix(FOLLOWED).decode(errors="replace").strip()
             elif line == ALONE:
                 self._followed_by = ""
-            elif line.startswith(FAILED):
-                self._bug = line.removeprefix(FAILED).decode(errors="replace").strip()
-            elif line.startswith(CANNOT):
-                self._problem = line.removeprefix(CANNOT).decode(errors="replace").strip()
-            elif line == CHARGED:
-                self._is_charged = True
+            else:
+                self._reports.take(line)
         if RUNS in output:
             self._failures, self._has_run = 0, True
             self._options = replace(self._options, restarts=bool(self._options.journal))
@@ -152,37 +142,26 @@ class ControllerChild:
         if self._readable >= 0:
             self._read()
         self._stop_reading()
-        text = f"the controller ended: {describe_exit(status)}"
-        successor = f"the standby at {self._followed_by}" if self._followed_by else "another controller"
-        if status == SUPERSEDED:
-            text = f"the controller ended: {successor} has taken over"
-        problem, self._problem = self._problem, ""
-        self._gave_reason = bool(problem) or status == SUPERSEDED
-        self._status = status
-        if problem:
-            text = f"the controller cannot run: {problem}"
-        (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
-        if bug:
-            text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
-        if not self._is_ending and (status == SUPERSEDED or (status and self._followed_by)):
+        end = self._last_end = ControllerEnd(status, self._reports, self._followed_by, self._is_ending)
+        self._reports = ControllerReports()
+        text, step = end.text, end.next_step
+        if step is NextStep.SERVE_OTHER:
             # Peers are connected to the other controller already, or find it within their grace time.
-            _log.warning("%s", text if status == SUPERSEDED else f"{text}; {successor} takes over")
+            _log.warning("%s", text if end.is_superseded else f"{text}; {end.successor} takes over")
             self._has_ended.set()
-            if self._options.lease and status != SUPERSEDED:
+            if self._options.lease and not end.is_superseded:
                 threading.Thread(target=self._release_lease, args=(True,), name="lease").start()
             self._on_replaced(text)
             return
-        self._was_asked = not status and not bug and not self._is_ending
-        may_restart = self._failures < _MAX_FAILURES and status != CANNOT_RESTART
-        counts = status == FAILED_STATUS and not is_charged
-        if counts and not self._policy.allow(asyncio.get_running_loop().time()):
+        may_restart = self._failures < _MAX_FAILURES
+        if end.counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False
-        if status and self._options.restarts and not self._is_ending and may_restart:
+        if step is NextStep.RESTART and self._options.restarts and may_restart:
             self._failures += 1
             _log.warning("%s; restarting it", text)
             self._restart(text)
             return
-        self._has_finished(text, is_expected=not bug and (not status or self._is_ending))
+        self._has_finished(text, is_expected=end.is_expected)
 
     def _restart(self, text: str) -> None:
         """Start the controller again. While files or memory are lacking for it, try again, for a while."""
