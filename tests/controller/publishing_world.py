@@ -128,7 +128,7 @@ class PublishingWorld(MigratingWorld):
     def work(self) -> bool:
         copies = self.controller.published.copies
         islands = sorted(set(self.controller.resources.islands) - self.down)
-        if self.copy_loss and copies._runs and len(islands) > 1 and self.rng.random() < self.copy_loss:
+        if self.copy_loss and copies.running and len(islands) > 1 and self.rng.random() < self.copy_loss:
             self.lose(self.rng.choice(islands))
         return super().work()
 
@@ -142,7 +142,7 @@ class PublishingWorld(MigratingWorld):
         """Check that vaults hold only the arrays of versions, their copies, and copies in progress."""
         published = self.controller.published
         held: dict[int, list[int]] = {}
-        for run in published.copies._runs.values():
+        for run in published.copies.running.values():
             held.setdefault(run.vault, []).extend(run.results)
         for restoration in published.files._restorations.values():
             held.setdefault(restoration.vault, []).extend(restoration.held)

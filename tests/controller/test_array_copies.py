@@ -190,7 +190,7 @@ def test_the_copies_of_one_tenant_do_not_delay_those_of_another() -> None:
             play.send(m.Publish(view, f"policy-{view}", 2, (view,), ("w",), replicas=2))
     play.done(*sequences)
     copies = play.controller.published.copies
-    assert Counter(tenant for tenant, _, _ in copies._runs) == {"trainer": 4, "reader": 4}
+    assert Counter(tenant for tenant, _, _ in copies.running) == {"trainer": 4, "reader": 4}
 
 
 def test_an_array_without_devices_cannot_be_published() -> None:
@@ -503,7 +503,7 @@ def test_arrays_on_many_islands_are_examined_in_several_steps() -> None:
         handles.append(3000 + island)
     play.send(m.Publish(1, "policy", 2, tuple(handles), tuple(map(str, handles)), replicas=2))
     copies = play.controller.published.copies
-    assert [(len(run.results), run.following) for run in copies._runs.values()] == [(4, 4)]
+    assert [(len(run.results), run.following) for run in copies.running.values()] == [(4, 4)]
     play.end(play.runs())
 
 
@@ -513,7 +513,7 @@ def test_a_version_that_is_being_copied_is_not_examined_again_for_each_look_at_a
     play.leave()
     play.drain()
     play.tick(play.now + 1.0)
-    assert [run.following for run in play.controller.published.copies._runs.values()] == [1]
+    assert [run.following for run in play.controller.published.copies.running.values()] == [1]
 
 
 def test_the_refusal_of_a_drain_names_few_of_many_versions() -> None:

@@ -125,7 +125,7 @@ def test_uploads_are_counted_and_no_launch_is_lost():
 def test_compilation_on_cpus_is_charged_as_device_time():
     play, bob = beside_another()
     charged: list[int] = []
-    policy = play.controller.scheduler._islands[0].policy
+    policy = play.controller.scheduler.policy_of(0)
 
     def compiled(session: int, tenant: object, nanoseconds: int) -> None:
         charged.append(nanoseconds)

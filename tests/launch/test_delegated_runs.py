@@ -186,7 +186,7 @@ def test_segments_that_end_after_a_revocation_are_charged_to_the_session(play):
     first, second = launched(play)
     play.report(0, progress(first, 0))
     charged: list[tuple[int, int]] = []
-    policy = play.controller.scheduler._islands[0].policy
+    policy = play.controller.scheduler.policy_of(0)
     policy.charge = lambda gang, nanoseconds: charged.append((gang.sequence, nanoseconds))  # type: ignore[method-assign]
     play.proxy(another(play), m.Launch(5, (), (1,), ()))
     play.report(0, progress(first, 1))

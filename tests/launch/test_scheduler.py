@@ -365,7 +365,7 @@ def test_a_removed_island_keeps_no_dropped_nodes():
         scheduler.drop(node)
     scheduler.remove_island(0)
     assert scheduler.statistics(0).waiting == 0
-    assert scheduler._islands[0].policy.take() is None
+    assert scheduler.policy_of(0).take() is None
 
 
 def test_statistics_count_waiting_gangs_gangs_in_flight_and_starts():

@@ -206,7 +206,7 @@ def test_a_compilation_on_a_shared_island_is_charged_in_equal_parts():
     scheduler = sharing()
     scheduler.enqueue(joint(2, session=5))
     scheduler.compiled(3, 5, Tenant(TenantSettings("a")), 400)
-    policy = scheduler._islands[0].policy
+    policy = scheduler.policy_of(0)
     assert isinstance(policy, FairShares)
     assert policy._sessions[5].owed == 100
 

@@ -33,7 +33,7 @@ from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial
 from tests.conftest import gone
-from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, is_closed
+from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, is_closed, streams_of
 from tests.waiting import until
 
 SCRIPT = script_secret("secret five")  # of session 5
@@ -301,12 +301,11 @@ def test_a_stream_that_is_admitted_before_its_channel_waits_for_it() -> None:
     data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *_: None))
     data_port.open_session(5, "secret")
     stream, channel = (DataChannel.dial(data_port.address) for _ in range(2))
-    stream._socket.send(Open(5, "secret", "its name", "receives"))
+    stream.send_opening(Open(5, "secret", "its name", "receives"))
     time.sleep(0.2)  # as if both had waited for the session to be known, and the stream's thread were the first
     channel.open(5, "secret", "its name")
-    streams = data_port.to_proxy(5)._streams
-    assert streams is not None
-    assert not gone(lambda: [] if streams.statistics().streams == 1 else ["no stream"])
+    admitted = data_port.to_proxy(5)
+    assert not gone(lambda: [] if streams_of(admitted) == 1 else ["no stream"])
     for each in (stream, channel):
         each.close()
     data_port.close()

@@ -44,7 +44,7 @@ from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.shared_slots import SlotWriter
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
-from tests.transfers.ends import SECONDS, Receiver
+from tests.transfers.ends import SECONDS, Receiver, streams_of
 from tests.waiting import until
 
 SESSION = 11
@@ -186,8 +186,6 @@ def test_large_contents_take_further_connections_of_the_clients_channel(cluster:
     receiver = listening(channel)
     served = relay.channel
     assert served is not None
-    assert served._streams is not None
-    assert channel._streams is not None
     up, down, large = SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 1, bytes(range(256)) * (1 << 13)
 
     def wait_for(holds: Callable[[], bool]) -> None:
@@ -197,17 +195,17 @@ def test_large_contents_take_further_connections_of_the_clients_channel(cluster:
     for count in (1, 2):
         threading.Thread(target=relay.forward, args=(down, large, False, lambda: None), daemon=True).start()
         wait_for(lambda expected=count: sum(feed == down for _, feed, _ in receiver.pieces) == expected)
-        wait_for(lambda: served._streams.statistics().streams > 0)
+        wait_for(lambda: streams_of(served) > 0)
     relay.writes.start(up, cluster.session.feed(), (1,), len(large))
     sender = threading.Thread(target=channel.send_in_parts, args=(0, up, large), daemon=True)
     sender.start()
     wait_for(lambda: bool(cluster.uploads) and not sender.is_alive())
-    wait_for(lambda: channel._streams.statistics().streams > 0)
+    wait_for(lambda: streams_of(channel) > 0)
     assert cluster.uploads[0][2] == large
     assert [content == large for _, feed, content in receiver.pieces if feed == down] == [True, True]
     opening = Open(SESSION, relay.where.secret, "another", "sends")
     stray = DataChannel.dial(parse_address(relay.where.address))
-    stray._socket.send(opening)
+    stray.send_opening(opening)
     until(lambda: _has_ended(stray))
     assert relay.channel is served
     channel.close()

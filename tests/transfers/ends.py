@@ -116,3 +116,8 @@ def is_closed(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def streams_of(channel: DataChannel) -> int:
+    """Return the number of streams on which a channel sends now."""
+    return int(channel.statistics().engines["StreamEngine"].streams)

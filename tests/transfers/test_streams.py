@@ -26,7 +26,7 @@ from atoll.transfers.stream_transfers import CHUNK_BYTES, SendQueue
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
-from tests.transfers.ends import Receiver, content, tcp_pair
+from tests.transfers.ends import Receiver, content, streams_of, tcp_pair
 from tests.waiting import until
 
 LONG = 20.0
@@ -94,10 +94,6 @@ def port(request: pytest.FixtureRequest) -> Iterator[Port]:
     made.close()
 
 
-def streams_of(channel: DataChannel) -> int:
-    return int(channel.statistics().engines["StreamEngine"].streams)
-
-
 @pytest.mark.parametrize(
     "nbytes", [STREAM_THRESHOLD, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 9 * CHUNK_BYTES + 7]
 )
@@ -150,7 +146,7 @@ def test_without_threads_for_streams_bulk_arrives_on_the_channels_own_connection
 
 def test_a_stream_with_another_secret_is_refused(port: Port) -> None:
     stranger = DataChannel.dial(port.port.address)
-    stranger._socket.send(Open(5, "wrong", "name", True))
+    stranger.send_opening(Open(5, "wrong", "name", True))
     assert Receiver(stranger).join() is None  # closed
     stranger.close()
     port.channel.send(5, 1, [content(CHUNK_BYTES)])

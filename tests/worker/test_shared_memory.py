@@ -180,12 +180,12 @@ for make, victim, consume, use in itertools.product(SHARED, (0, 1), CONSUMED, US
 @BEHAVIOURS.add
 def it_donates_memory_that_no_other_has_any_more(rig: Rig) -> None:
     whole, view, other = views_of_a_whole(rig)
-    store = rig.executor.plan_executor._stores[rig.session]
+    executor = rig.executor.plan_executor
     rig.executor.submit(m.Free(rig.session, (whole[0], other[0])))
     rig.ones()
-    array = store.get(view[0]).array
+    array = executor.buffer(rig.session, view[0]).array
     double(rig, view, donate=True)
-    assert store.get(view[0]).array is array, "it was not copied"
+    assert executor.buffer(rig.session, view[0]).array is array, "it was not copied"
     assert array.is_deleted()
 
 

@@ -81,7 +81,7 @@ def it_reads_much_only_where_it_may_wait(rig: Rig) -> None:
     numbers = rig.ones(shape=(2,))
 
     def is_read(handle: int, strides: tuple[int, ...] | None) -> bool:
-        buffer = rig.executor.plan_executor._stores[rig.session].get(handle)
+        buffer = rig.executor.plan_executor.buffer(rig.session, handle)
         run = m.Run(rig.fresh(), rig.session, 0, (), (), (rig.fresh(),))
         read = steps.client_reads.read(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
         return read.read_nowait()

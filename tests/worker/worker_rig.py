@@ -232,7 +232,7 @@ class Rig:
         """Return the contents of a shard without using the data port."""
         from atoll.devices.xla.xla_arrays import shards_of
 
-        buffer = self.executor.plan_executor._stores[self.session].get(handle)
+        buffer = self.executor.plan_executor.buffer(self.session, handle)
         return np.array(shards_of(buffer.array)[position])
 
     def proxy(self) -> DataChannel:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Generic
 
 from atoll.launch.island_lines import IslandLines, SharedLines
+from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 
@@ -173,6 +174,10 @@ class QueuedWork(Generic[Payload]):
                     counts, has = [group.count.in_flight, group.count.busy_ns], loads.get(host, [0, 0])
                     if counts != has:
                         yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
+
+    def policy_of(self, island: int) -> Policy:
+        """Return the policy that chooses the nodes of an island."""
+        return self._islands[island].policy
 
     def statistics(self, island: int) -> SchedulerStatistics:
         lines = self._islands[island]

@@ -240,7 +240,7 @@ class DataChannel:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 return
             try:
-                stream._socket.send(opening)
+                stream.send_opening(opening)
             except OSError as error:
                 _log.warning("a stream of a data channel cannot be opened: %s", error)
                 stream.close()
@@ -278,7 +278,11 @@ class DataChannel:
     def open(self, session: int, secret: str, channel: str = "") -> None:
         """Send the first frame, which authenticates the side that dialed."""
         groups, reads = TakesGroups in self._handlers, TakesReads in self._handlers
-        self._socket.send(Open(session, secret, channel, asks_for_groups=groups, asks_for_reads=reads))
+        self.send_opening(Open(session, secret, channel, asks_for_groups=groups, asks_for_reads=reads))
+
+    def send_opening(self, opening: Open) -> None:
+        """Send the first frame of a channel, or of one of its streams."""
+        self._socket.send(opening)
 
     def offer_groups(self) -> None:
         """Tell the side that dialed, which has asked, that this one takes pieces that carry several feeds."""

@@ -35,7 +35,7 @@ from atoll.worker.future_arrays import Outcome
 from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
-from atoll.worker.store import Store
+from atoll.worker.store import Buffer, Store
 
 _RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
 _FEW = 64  # buffers that are freed or read within microseconds
@@ -157,6 +157,10 @@ class PlanExecutor:
                 target.set(shared, self._steps.view(source.get(handle)))
             except StatusError as error:
                 target.set(shared, error.status)
+
+    def buffer(self, session: int, handle: int) -> Buffer:
+        """Return a buffer of a session. Raise KeyError without the session, and StatusError without the buffer."""
+        return self._stores[session].get(handle)
 
     def statistics(self) -> ExecutorStatistics:
         background = sum(map(len, self._background.values()))

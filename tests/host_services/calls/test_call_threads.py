@@ -36,7 +36,7 @@ def test_a_thread_that_has_ended_its_call_takes_the_next():
         done.clear()
         threads.run(lambda: (used.append(threading.current_thread().name), done.set()))
         assert done.wait(SECONDS)
-        while not threads._idle:
+        while not threads.idle:
             pass
     assert len(set(used)) == 1
 
@@ -54,20 +54,20 @@ def test_a_prepared_thread_takes_calls_after_any_time_when_no_thread_can_start(m
     threads = Threads(idle=0.01)
     threads.prepare()
     threads.prepare()
-    until(lambda: threads._idle == 1)
+    until(lambda: threads.idle == 1)
     refuse_threads(monkeypatch)
     go_on, done = threading.Event(), threading.Semaphore(0)
     for _ in range(2):
         time.sleep(0.05)
         threads.run(done.release)
         assert done.acquire(timeout=SECONDS)
-        until(lambda: threads._idle == 1)
+        until(lambda: threads.idle == 1)
     threads.run(lambda: done.release() if go_on.wait(SECONDS) else None)
     with pytest.raises(RuntimeError, match="shutdown"):
         threads.run(done.release)
     go_on.set()
     assert done.acquire(timeout=SECONDS)
-    until(lambda: threads._idle == 1)
+    until(lambda: threads.idle == 1)
     threads.release()
 
 
@@ -88,9 +88,9 @@ def test_calls_that_may_wait_run_in_order_on_the_prepared_thread_when_no_thread_
     for _ in range(4):
         assert done.acquire(timeout=SECONDS)
     assert order == [0, 1, 2]
-    until(lambda: threads._idle == 1)
+    until(lambda: threads.idle == 1)
     threads.release()
-    until(lambda: threads._idle == 0)
+    until(lambda: threads.idle == 0)
     with pytest.raises(RuntimeError, match="shutdown"):
         threads.run_or_wait(done.release)
 
@@ -127,4 +127,4 @@ def test_nothing_is_kept_of_a_session_whose_work_is_done() -> None:
     for thread in threading.enumerate():
         if thread.name == "test":
             thread.join(SECONDS)
-    assert threads._running == threads._waiting == {}
+    assert not threads.sessions

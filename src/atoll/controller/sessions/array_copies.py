@@ -117,6 +117,11 @@ class ArrayCopies:
         self._ledger, self._buffers = launcher.reservations.ledger, launcher.buffers
         self._internal = internal
 
+    @property
+    def running(self) -> Mapping[VersionKey, CopyRun]:
+        """The runs that make copies, by version."""
+        return self._runs
+
     # ---- events
 
     def examine(self, version: Version) -> None:

@@ -29,6 +29,11 @@ class Threads:
         self._idle = 0  # less the calls that wait for a thread
         self._kept = 0  # idle threads that remain
 
+    @property
+    def idle(self) -> int:
+        """The number of idle threads, less the calls that wait for a thread."""
+        return self._idle
+
     def prepare(self) -> None:
         """Keep an idle thread, and start it if necessary. Raise RuntimeError if that fails."""
         with self._lock:
@@ -103,6 +108,12 @@ class SessionThreads:
         self._lock = threading.Lock()
         self._running: dict[int, int] = {}
         self._waiting: dict[int, deque[Callable[[], None]]] = {}
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        """The sessions whose work runs or waits."""
+        with self._lock:
+            return frozenset((*self._running, *self._waiting))
 
     def submit(self, session: int, work: Callable[[], None]) -> None:
         with self._lock:
