@@ -105,7 +105,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/client_reads.py", "ClientReads.send.send_later"),
             ("worker/completion_reporter.py", "CompletionReporter._try_read"),
             ("worker/completion_reporter.py", "CompletionReporter._read"),
-            ("worker/host_functions.py", "Functions._working"),
+            ("worker/host_functions.py", "Functions.working"),
             ("worker/host_worlds.py", "HostWorlds._join"),
             ("worker/message_handler.py", "MessageHandler._answer"),
             ("worker/plan_executor.py", "PlanExecutor._advance"),

@@ -163,7 +163,7 @@ def test_a_function_whose_compilation_is_stopped_while_it_is_loaded_is_not_kept(
 
     made = StoppedFunction(NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives()), stop)
     monkeypatch.setattr(Compilation, "compile", lambda *_: CompiledProgram(b"", None, ()))
-    monkeypatch.setattr(Functions, "_compile_here", lambda *_: (made, False, 0.0))
+    monkeypatch.setattr(NullBackend, "compile", lambda *_, **__: (made, False, 0.0))
     host.request(1)
     assert looked_at.wait(SECONDS)
     until(lambda: all(each.name != "atoll-compile-apart" for each in threading.enumerate()))

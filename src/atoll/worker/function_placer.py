@@ -1,11 +1,12 @@
 """The functions of a host in worlds: they wait until this host has joined one, and move when it is closed.
 
-`function_worlds` decides, `host_worlds` joins worlds, and `host_functions` compiles.
+`function_worlds` decides, `host_worlds` joins worlds, and `program_compiler` compiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from atoll.devices.compilers.compiler_messages import Description
 from atoll.errors import OK, Status
 from atoll.protocol.messages import CloseWorld, Compile, CompileStage, FunctionSource, LoadInWorld, NeedsWorld
 from atoll.worker.compile_results import CompileResult
+from atoll.worker.compilers import Compilation
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
 from atoll.worker.function_worlds import Placement, Recipe, Waiting, placement_of
 from atoll.worker.host_worlds import HostWorlds
@@ -23,6 +25,13 @@ class Compilations(Protocol):
 
     def start(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
         """Call `work(message, *arguments)` on another thread. If it raises an error, the compilation fails."""
+
+    def start_asking(self, session: int, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+        """Do the same as `start`, on one of the session's threads: the work asks the session's client, and may wait."""
+
+    def working(self, message: Compile, in_compiler: Compilation | None = None) -> AbstractContextManager[None]:
+        """Note that this thread works on a compilation, whose error ends it. `in_compiler` is a compiler process's."""
+        ...
 
     def begin(self, message: Compile, joined: Status = OK) -> None:
         """Begin a compilation, on this thread. `joined` is the outcome of joining the function's world."""

@@ -175,6 +175,12 @@ class FunctionRecords:
         record = self._by_name.get(name)
         return None if record is None else record.pending
 
+    def is_compiled_in(self, name: str, compilation: Compilation) -> bool:
+        """Return whether a compiler process's compilation of a function was not canceled. Called without the lock."""
+        with self.lock:
+            pending = self.pending(name)
+            return pending is not None and pending.in_compiler is compilation
+
     def note_waiting(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
         """Note that a function waits, so that no thread works on it. Called without the lock."""
         with self.lock:

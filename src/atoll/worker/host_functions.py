@@ -1,4 +1,7 @@
-"""The compiled functions of a host. Each is compiled once, on other threads, and kept while a session may use it."""
+"""The compiled functions of a host. Each is compiled once, on other threads, and kept while a session may use it.
+
+`program_compiler` compiles programs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +20,9 @@ import msgspec
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.decodable import decodable
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
-from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, MayCrashError, ProgramLoader
-from atoll.errors import OK, Status, StatusError, invalid, unimplemented
+from atoll.devices.device import DeviceBackend
+from atoll.errors import OK, Status, StatusError, invalid
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of_device_error
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -37,7 +38,7 @@ from atoll.protocol.messages import (
     NeedsWorld,
 )
 from atoll.transfers.inbox import Inbox
-from atoll.worker.compile_results import CompileResult, compiled, outlined
+from atoll.worker.compile_results import CompileResult, compiled
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.function_followers import Followers
 from atoll.worker.function_placer import FunctionPlacer
@@ -45,41 +46,15 @@ from atoll.worker.function_records import Function, FunctionRecord, FunctionReco
 from atoll.worker.function_worlds import Recipe, Waiting
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
+from atoll.worker.program_compiler import ProgramCompiler
 from atoll.worker.store import TypeKeys
 
 COMPILE_THREADS = 2
 # Functions that no session refers to. They are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
-# A compiled program that can follow its arguments into a world stays in memory for that. Larger ones do not follow.
-MAX_FOLLOWING_BYTES = 8 << 20
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A program with what this host adds before it is compiled: its calls into its client, and its custom calls."""
-
-    source: FunctionSource
-    callbacks: Callbacks | None
-    targets: tuple[RenamedTarget, ...]
-
-    def request(self, assignment: Assignment, platform: str) -> CompileProgram:
-        """Return the request to a compiler process."""
-        source = self.source
-        return CompileProgram(
-            source.program,
-            source.options,
-            len(assignment),
-            len(assignment[0]),
-            platform,
-            0 if self.callbacks is None else len(self.callbacks),
-            source.keys,
-            source.channels,
-            source.fragment,
-            self.targets,
-        )
 
 
 class Functions:
@@ -114,15 +89,23 @@ class Functions:
         self.python = python or PythonSessions(None)
         self._compilers = compilers
         self._has_worlds = worlds is not None
-        self._backend = backend
         self._inbox = inbox
-        self._keys = keys
         self._report = report
-        self._calls = calls
         self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
         self._asking = SessionThreads("atoll-compile-asking")
         self.programs = Programs()
         self.placer = FunctionPlacer(self.records, worlds, self, report)
+        self._compiler = ProgramCompiler(
+            backend,
+            keys,
+            self,
+            records=self.records,
+            placer=self.placer,
+            libraries=self._libraries,
+            calls=calls,
+            compilers=compilers,
+            has_worlds=self._has_worlds,
+        )
         self.followers = Followers(self.records, worlds, backend.loader, keys, self._pool)
         self.calling_clients = 0  # number of functions that call their clients
 
@@ -180,13 +163,17 @@ class Functions:
         """Call `work(message, *arguments)` on another thread. If it raises an error, the compilation fails."""
         start_in(self._pool, self._work_on, message, work, *arguments)
 
+    def start_asking(self, session: int, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+        """Do the same as `start`, on one of the session's threads: the work asks the session's client, and may wait."""
+        self._asking.submit(session, partial(self._work_on, message, work, *arguments))
+
     def _work_on(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
         """Do some work for a compilation, on this thread."""
-        with self._working(message):
+        with self.working(message):
             work(message, *arguments)
 
     @contextlib.contextmanager
-    def _working(self, message: Compile, in_compiler: Compilation | None = None) -> Iterator[None]:
+    def working(self, message: Compile, in_compiler: Compilation | None = None) -> Iterator[None]:
         """Note that this thread works on the function, and report an error as the end of the compilation.
 
         If the thread returns without passing the function on or ending it, the compilation is lost, and its stage is
@@ -205,7 +192,7 @@ class Functions:
                 result = CompileResult(error.status, seconds=seconds, crashed=True)
             else:
                 result = CompileResult(status_of_device_error(error), seconds=seconds)
-            if in_compiler is None or self._compiles(name, in_compiler):
+            if in_compiler is None or self.records.is_compiled_in(name, in_compiler):
                 self.end(message, result)
         with self.records.lock:
             if pending is not None and pending is self.records.pending(name) and pending.thread == thread:
@@ -237,7 +224,11 @@ class Functions:
             compile_ = partial(self.start, message, self._compile_loaded, source)
             self._libraries.when_loaded(message, source.targets, compile_)
         else:
-            self.compile_source(message, source)
+            self._compiler.compile_source(message, source)
+
+    def compile_source(self, message: Compile, source: FunctionSource) -> None:
+        """Compile a program whose source is at hand, on this thread."""
+        self._compiler.compile_source(message, source)
 
     def _load_python(self, source: FunctionSource, message: Compile) -> None:
         self.records.note_waiting(message.function)
@@ -246,163 +237,7 @@ class Functions:
     def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
         """Compile a program with custom calls of libraries. Raise StatusError if one of them could not be loaded."""
         libraries.raise_if_error()
-        self.compile_source(message, source)
-
-    def compile_source(self, message: Compile, source: FunctionSource) -> None:
-        """Compile a program: in a compiler process, on another thread if it asks its client, or on this thread."""
-        needs_process = bool(message.tenant) or source.fragment is not None
-        if needs_process and self._compilers is not None and self._backend.loader is not None:
-            self._submit_to_compiler(message, source, self._compilers, self._backend.loader)
-        elif source.fragment is not None:
-            raise unimplemented(f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)")
-        elif source.keys:
-            self.records.note_waiting(message.function, CompileStage.QUEUED, may_ask=True)
-            self._asking.submit(source.session, partial(self._work_on, message, self._compile, source))
-        else:
-            self._compile(message, source)
-
-    def _compile(self, message: Compile, source: FunctionSource) -> None:
-        """Compile a program in this process, or in a compiler process if that might end this process."""
-        try:
-            self._compile_in_this_process(message, source)
-        except MayCrashError as error:
-            if self._compilers is None or self._backend.loader is None:
-                error.status.raise_if_error()
-            else:
-                self._submit_to_compiler(message, source, self._compilers, self._backend.loader, error.status)
-
-    def _compile_in_this_process(self, message: Compile, source: FunctionSource) -> None:
-        prepared = self._prepare(message, source)
-        loader = self._backend.loader
-        if message.islands and loader is not None:
-            request = prepared.request(message.assignment, self._backend.platform)
-            program, cached, seconds = loader.compile_over_islands(request, prepared.callbacks, message.tenant)
-            self._load_over_islands(message, prepared, program, seconds, cached)
-            return
-        loaded, cached, seconds = self._compile_here(message, prepared, source.program)
-        self.end(message, self._result(loaded, prepared, seconds, cached))
-
-    def _prepare(self, message: Compile, source: FunctionSource) -> _Prepared:
-        """Prepare a program for its compilation. Raise StatusError if a library lacks a target."""
-        return _Prepared(source, self._callbacks(source, message), self._libraries.register(message, source.targets))
-
-    def _compile_here(
-        self, message: Compile, prepared: _Prepared, program: bytes
-    ) -> tuple[LoadedFunction, bool, float]:
-        """Compile a program in this process. Return the function, whether it was cached, and the seconds."""
-        compile_ = self._backend.compile
-        if prepared.targets:  # devices without libraries need not take any
-            compile_ = partial(compile_, targets=prepared.targets)
-        options, assignment = prepared.source.options, self._assignment(message)
-        return compile_(program, options, assignment, prepared.callbacks, message.tenant, message.world)
-
-    def _result(
-        self,
-        loaded: LoadedFunction,
-        prepared: _Prepared,
-        seconds: float = 0.0,
-        cached: bool = False,
-        is_apart: bool = False,
-    ) -> CompileResult:
-        function = Function(loaded, self._keys, prepared.callbacks, is_apart)
-        return CompileResult(OK, function, loaded.info(), seconds, cached)
-
-    def _submit_to_compiler(
-        self,
-        message: Compile,
-        source: FunctionSource,
-        compilers: Compilers,
-        loader: ProgramLoader,
-        after_crash: Status | None = None,
-    ) -> None:
-        """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED.
-
-        If it ends the process, the compilation fails with `after_crash`, or with an error that names the crash.
-        """
-        prepared = self._prepare(message, source)
-        cached = loader.find(prepared.request(message.assignment, self._backend.platform), message.tenant)
-        if cached is not None and message.islands and cached.has_parts:
-            self._load_over_islands(message, prepared, cached, seconds=0.0, cached=True)
-            return
-        if cached is not None and not message.islands:
-            loaded = loader.load(cached, message.assignment, prepared.callbacks, message.world)
-            self.end(message, self._result(loaded, prepared, cached=True))
-            return
-
-        def work(compilation: Compilation) -> None:
-            with self._working(message, compilation):
-                self._compile_in_process(message, prepared, loader, after_crash, compilation)
-
-        with self.records.lock:
-            record = self.records.find(message.function)
-            if record is None or record.pending is None:
-                return
-            if record.state is FunctionState.UNWANTED:
-                self.cancel(record)
-                return
-            record.pending.thread = 0
-            record.pending.in_compiler = compilers.submit(
-                message.tenant, message.share, message.session, bool(source.keys), work
-            )
-
-    def _compile_in_process(
-        self,
-        message: Compile,
-        prepared: _Prepared,
-        loader: ProgramLoader,
-        after_crash: Status | None,
-        compilation: Compilation,
-    ) -> None:
-        """Compile a program in a compiler process, load it here, and report it unless it was canceled meanwhile."""
-        callbacks = prepared.callbacks
-        ask = callbacks.ask if callbacks is not None and prepared.source.keys else None
-        request = prepared.request(message.assignment, self._backend.platform)
-        try:
-            program = compilation.compile(request, ask, f"program {message.content[:12]}")
-        except CompilerCrashedError:
-            if after_crash is not None:
-                after_crash.raise_if_error()
-            raise
-        if isinstance(program, OutlinedProgram):
-            result = CompileResult(info=outlined(program))
-        elif message.islands and program.description is not None:
-            loader.keep(request, message.tenant, program)
-            if self._compiles(message.function, compilation):
-                self._load_over_islands(message, prepared, program, compilation.seconds, cached=False)
-            return
-        elif program.description is None:  # the process could only check the program
-            loaded, _, _ = self._compile_here(message, prepared, program.program or request.program)
-            result = self._result(loaded, prepared)
-        else:
-            loaded = loader.load(program, message.assignment, callbacks, message.world)
-            loader.keep(request, message.tenant, program)
-            result = self._result(loaded, prepared)
-        if self._compiles(message.function, compilation):
-            self.end(message, replace(result, seconds=compilation.seconds))
-
-    def _compiles(self, name: str, compilation: Compilation) -> bool:
-        """Return whether a compilation was not canceled."""
-        with self.records.lock:
-            pending = self.records.pending(name)
-            return pending is not None and pending.in_compiler is compilation
-
-    def _load_over_islands(
-        self, message: Compile, prepared: _Prepared, program: CompiledProgram, seconds: float, cached: bool
-    ) -> None:
-        """Load a function on several islands, in a world if it needs one."""
-        loader, description, source = self._backend.loader, program.description, prepared.source
-        assert loader is not None
-        assert description is not None
-        placement = self.placer.placement_of(message, description, bool(prepared.callbacks))
-        if placement.must_wait:
-            load = partial(self._load_over_islands, prepared=prepared, program=program, seconds=seconds, cached=cached)
-            self.placer.await_world(Waiting(message, source, load))
-            return
-        message = msgspec.structs.replace(message, world=placement.world)
-        may_follow = not message.world and len(program.executable) <= MAX_FOLLOWING_BYTES
-        self.placer.enter(Recipe(message, source, program if may_follow else None))
-        loaded = loader.load(program, message.assignment, prepared.callbacks, message.world, message.ranks)
-        self.end(message, self._result(loaded, prepared, seconds, cached, placement.is_apart))
+        self._compiler.compile_source(message, source)
 
     def end(self, message: Compile, result: CompileResult) -> None:
         """Keep a compiled function, and report the result. Compile it again if its world was closed meanwhile."""
@@ -509,22 +344,6 @@ class Functions:
             return _read_source(content)
         finally:
             done()
-
-    def _assignment(self, message: Compile) -> Assignment:
-        """Return the assignment of a function: only this island's part if these devices join no worlds."""
-        first, count = message.ranks
-        if self._has_worlds or not count:
-            return message.assignment
-        return tuple(
-            tuple((rank - first, ordinal) for rank, ordinal in row if first <= rank < first + count)
-            for row in message.assignment
-        )
-
-    def _callbacks(self, source: FunctionSource, message: Compile) -> Callbacks | None:
-        if not source.callbacks or self._calls is None:
-            return None
-        session, numbers, devices = source.session, source.callbacks, sum(map(len, message.assignment))
-        return Callbacks(self._calls, session, numbers, devices > 1, source.keys, source.channels)
 
     def get(self, name: str) -> Function:
         """Return a loaded function. Raise NOT_FOUND. Safe on any thread."""
