@@ -119,32 +119,36 @@ class Service:
 
     async def _serve(self, call: Call) -> None:
         """Open a session for a stream whose requests are held back, and start to handle them."""
+        cluster = await self._open(call)
+        if cluster is not None:
+            self._begin(call, cluster)
+
+    async def _open(self, call: Call) -> ClusterSession | None:
+        """Open a session with the cluster for a stream. Refuse the stream, or return None, if that is not possible."""
         try:
             cluster = await self._open_session()
         except AtollError as error:
             code = Code.UNAUTHENTICATED if isinstance(error, AccessError) else Code.UNAVAILABLE
             _refuse(call, Status(int(code), str(error)))
             call.resume()
-            return
+            return None
         if call.ended:
             cluster.close()
-            return
+            return None
         if cluster.lost is not None:  # the session was opened before its client connected
             _refuse(call, cluster.lost)
             call.resume()
-            return
+            return None
+        return cluster
+
+    def _begin(self, call: Call, cluster: ClusterSession) -> None:
+        """Handle the requests of a stream from now on, in a session with the cluster."""
+        loop = asyncio.get_running_loop()
         number = secrets.randbits(62)
 
         def end(status: Status) -> None:
             call.finish(status.code, status.message)
             self._end(session)
-
-        def on_message(data: bytes | memoryview) -> Any:
-            try:
-                return handle_request(session, data)
-            except StatusError as error:
-                _log.warning("a session ends: %s", error)
-                end(error.status)
 
         def receive_with(on_message: OnMessage) -> None:
             call.set_handlers(on_message, lambda: end(OK), lambda: self._end(session))
@@ -157,9 +161,7 @@ class Service:
             receive_with(_refusals(session, status, lambda: end(status)))
             self._clients.close_relay(number)  # the client then waits for no contents: see `ReadTable`
             call.resume()
-            asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
-
-        loop = asyncio.get_running_loop()
+            loop.call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
 
         def on_loop(call: Callable[..., None], *arguments: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -176,6 +178,7 @@ class Service:
             open_relay=lambda: self._clients.relay(number, cluster, on_loop),
             later=loop.call_later,
         )
+        on_message = _requests(session, end)
         receive_with(on_message)
         self._sessions[session.number] = session
         session.start()
@@ -202,6 +205,19 @@ class Service:
         if session is None:
             raise not_found("no such session")
         return session.buffers
+
+
+def _requests(session: IfrtSession, end: Callable[[Status], None]) -> OnMessage:
+    """Return a handler of the client's requests. If a message is not a request, it calls `end` with the error."""
+
+    def on_message(data: bytes | memoryview) -> Any:
+        try:
+            return handle_request(session, data)
+        except StatusError as error:
+            _log.warning("a session ends: %s", error)
+            end(error.status)
+
+    return on_message
 
 
 def _refusals(session: IfrtSession, status: Status, end: Callable[[], None]) -> OnMessage:
