@@ -27,7 +27,6 @@ FOREIGN = frozenset(
 )
 # Attributes that nothing in Atoll reads.
 UNREAD = {
-    "controller_process/standby.py: _announcing",  # keeps the task
     "devices/xla/compiled_programs.py: _path",  # JAX logs it
     "programs/launch.py: _functions",  # keeps the session from dropping them
 }

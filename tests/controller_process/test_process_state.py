@@ -12,10 +12,13 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.process_state import (
+    MAX_EARLIER,
     MAX_SKIPPED_SECONDS,
     ContinuedClock,
     ProcessState,
     ShellDump,
+    decode_shell,
+    encode_shell,
     skipped_between,
 )
 from atoll.controller_process.shell import new_controller
@@ -105,6 +108,17 @@ def test_the_last_reading_of_the_earlier_process_is_known() -> None:
     assert state.reading == (5.0, reading(1000.0, 100.0))
     state.replay([e.Tick(6.0, reading=reading(1001.0, 101.0)), e.Tick(7.0), e.Flush(7.0)])
     assert state.reading == (6.0, reading(1001.0, 101.0))
+
+
+def test_a_state_keeps_the_addresses_of_the_controllers_from_which_standbys_have_taken_over() -> None:
+    state = state_of(decode_shell(encode_shell(ShellDump(earlier=("tls://one:1", "tls://two:1")))))
+    state.take_over_from("tls://three:1", "tls://one:1")
+    assert state.earlier == ("tls://two:1", "tls://three:1"), "this process is no earlier one"
+    state.take_over_from("tls://two:1", "tls://four:1")
+    assert state.earlier == ("tls://three:1", "tls://two:1")
+    for number in range(MAX_EARLIER):
+        state.take_over_from(f"tls://m{number}:1", "tls://own:1")
+    assert state.earlier == tuple(f"tls://m{number}:1" for number in range(MAX_EARLIER))
 
 
 def test_a_reading_is_that_of_the_clock_at_the_same_time() -> None:

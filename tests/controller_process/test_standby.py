@@ -237,6 +237,19 @@ def test_the_journal_of_a_lost_controller_tells_the_next_one_who_has_taken_over(
     play(scene)
 
 
+def test_a_standby_tells_an_earlier_controller_of_the_one_that_it_follows(play):
+    async def scene(pair: Pair) -> None:
+        await pair.is_followed_closely()
+        directory, key = pair.before.directory, pair.shell.resumable.key
+        followed = str(pair.of_standby.address)
+        assert await later_controller(directory, Acceptor(1, 0.0, key), "") is None, "it follows that controller"
+        assert await later_controller(directory, Acceptor(0, 0.0, b"another key"), "") is None
+        assert await later_controller(directory, Acceptor(0, 0.0, key), "") == Successor(followed, 1)
+        assert directory.successor() == Successor(followed, 1), "it is recorded"
+
+    play(scene)
+
+
 def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over(play):
     async def scene(pair: Pair) -> None:
         await pair.is_followed_closely()

@@ -11,8 +11,9 @@ import msgspec
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.journal_recovery import JournalRecovery
-from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.process_state import ProcessState, ShellDump
 from atoll.controller_process.shell import ControllerShell, ShellState, new_controller
+from atoll.journal.successor import Successor
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LeaseRecord, StoredRecord
@@ -59,6 +60,29 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         assert segment.stat().st_size == size
         process.server.close()
         peer.connection.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_controller_that_starts_after_two_takeovers_is_told_of_the_controller_that_serves(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "socket"))
+
+    async def main() -> None:
+        process = Process(address)
+        del process.shell.controller.handle  # type: ignore[attr-defined]
+        recovery = JournalRecovery(str(tmp_path / "journal"), restarts=False)
+        recovery.begin(process.shell)
+        dump = ShellDump(key=process.shell.resumable.key, earlier=(str(address), "unix:/second"))
+        options = ControllerOptions("unix:/third", SETTINGS, 0, standby="unix:/second", directory=str(tmp_path))
+        third = ControllerShell(options, ProcessState(new_controller(options), dump, 1000), asyncio.Event())
+        third.resume(2000)
+        await asyncio.sleep(0.5)  # nobody listens yet
+        await process.listen()
+        await asyncio.wait_for(process.shell._stop.wait(), 10)
+        assert (process.shell.state, process.shell.superseded_by) == (ShellState.SUPERSEDED, 2000)
+        assert recovery.directory.successor() == Successor("unix:/third", 2000)
+        third.stop()
+        process.server.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

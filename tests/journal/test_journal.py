@@ -550,7 +550,7 @@ def test_a_journal_names_the_standby_until_its_cluster_ends(directory):
 def test_a_journal_that_was_superseded_says_so_until_its_files_are_removed(directory):
     found = written(directory, 1)
     found.names("tls://two:1")
-    found.superseded(1000)
+    found.superseded(1000, "")
     found.close()
     assert directory.successor() == Successor("tls://two:1", 1000)
     directory.clear()

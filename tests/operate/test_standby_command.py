@@ -139,6 +139,45 @@ def test_a_cluster_whose_standby_has_taken_over_is_not_continued_from_the_old_jo
     assert "If its cluster has ended, run the command once without --continue" in ended.stderr
 
 
+@pytest.mark.slow
+def test_an_old_journal_is_not_continued_after_two_takeovers_although_its_standby_is_lost(user, tmp_path):
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    first, third = addresses[0], addresses[2]
+    kept = ("--authority", str(tmp_path / "authority"))
+    up = ("up", "--engine", "hosts", "--islands", "3x1x1", "--listen", first, *kept, *WITHOUT_XLA)
+    up += ("--journal", str(tmp_path / "1"), "--continue", "--host-join-file", str(tmp_path / "hosts"))
+    starting = user.start_atoll(*up)
+    assert eventually((tmp_path / "hosts").exists)
+    hosts = [user.start_atoll("host", "--join", str(tmp_path / "hosts")) for _ in range(3)]
+    finish(starting).check()
+    names = ["default", "second", "third"]
+    for place in (1, 2):
+        before, serves, name = addresses[place - 1], addresses[place], names[place]
+        former = [user.process("atoll.engines.engine_main"), user.process("atoll.controller_process.controller_main")]
+        follows = ("up", "--standby", before, "--listen", serves, *kept, "--journal", str(tmp_path / f"{place + 1}"))
+        user.atoll(*follows, "--name", name).check()
+        status = ("status", "--name", names[place - 1])
+        is_followed = f"the standby at tls://{serves} follows"
+        assert eventually(lambda text=is_followed, of=status: text in user.atoll(*of).check().stdout, pause=0.3)
+        for each in former:
+            each.kill()
+
+        def has_taken_over(name: str = name) -> bool:
+            answer = user.atoll("status", "--json", "--name", name)
+            return answer.returncode == 0 and is_of_controller(answer.stdout)
+
+        assert eventually(has_taken_over, pause=0.3)
+    for _ in range(2):  # the second start finds the controller in the journal's directory
+        refused = user.atoll(*up)
+        assert refused.returncode == 78, refused.stderr
+        assert f"the controller ended: the standby at tls://{third} has taken over" in refused.stderr
+        assert f"run the command with --standby {third}" in refused.stderr
+    user.atoll("down", "--name", "third").check()
+    for host in hosts:
+        finish(host).check()
+
+
 @pytest.mark.skipif(not int(os.environ.get("ATOLL_TEST_TAKEOVERS", "0")), reason="make restarts")
 def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_path):
     first, second, third = (f"127.0.0.1:{free_port()}" for _ in range(3))

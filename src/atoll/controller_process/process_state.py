@@ -33,6 +33,8 @@ from atoll.wire.resumption.retransmit_buffer import Counts
 
 _log = logging.getLogger(__name__)
 
+MAX_EARLIER = 8  # addresses of earlier controllers that a cluster keeps
+
 # ---- storing
 
 
@@ -46,10 +48,11 @@ class ShellDump(msgspec.Struct):
     others: dict[int, str] = {}  # roles of connections that end with the process
     timers: dict[int, float] = {}  # when they are due
     reading: e.ClockReading | None = None  # of the machine's clocks at `seconds`
+    earlier: tuple[str, ...] = ()  # addresses of the controllers from which standbys have taken over
 
 
 # Increase the first number if you change `ShellDump` or `LinkRecord`: see CONTRIBUTING.md.
-_SHELL, _SHELL_VERSION = "shell", (2, 1)
+_SHELL, _SHELL_VERSION = "shell", (3, 1)
 
 
 def encode_shell(shell: ShellDump) -> bytes:
@@ -158,6 +161,7 @@ class ProcessState:
       timers: When the controller's timers are due, in seconds of `clock`.
       next: The number of the next connection.
       reading: The last known time of `clock`, with the readings of the machine's clocks then.
+      earlier: The addresses of the controllers from which standbys have taken over, the latest last.
       suspects: The connections of sessions that sent messages in the last turn that failed; see `controller.faults`.
     """
 
@@ -171,6 +175,7 @@ class ProcessState:
         self.others = dict(dump.others)
         self.timers = dict(dump.timers)
         self.next = dump.next
+        self.earlier = dump.earlier
         self.suspects: tuple[int, ...] = ()
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message sent, and its frame
 
@@ -205,6 +210,11 @@ class ProcessState:
         self.acceptor.term = term
         for link in self.links.values():
             link.begin(term)
+
+    def take_over_from(self, controller: str, own: str) -> None:
+        """Note that the process at `own` takes over from the controller at this address."""
+        others = [each for each in self.earlier if each not in (controller, own)]
+        self.earlier = (*others, controller)[-MAX_EARLIER:]
 
     def _take(self, event: e.AnyEvent) -> None:
         """Apply an event to the clock, the connections and the timers."""

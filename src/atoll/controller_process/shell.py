@@ -25,7 +25,9 @@ from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
 from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
+from atoll.controller_process.controller_identities import own_identity
 from atoll.controller_process.controller_options import CHARGED, FAILED, FOLLOWED, READY, ControllerOptions, report
+from atoll.controller_process.earlier_controllers import EarlierControllers
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.incoming_connection import IncomingConnection, PeerServices
 from atoll.controller_process.process_state import (
@@ -48,6 +50,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.security.enrollment import Joiners
+from atoll.security.roles import Role
 from atoll.security.start_security import load_certificate_authority
 from atoll.security.tokens import digest
 from atoll.state.stepped_work import TurnFailedError
@@ -56,7 +59,7 @@ from atoll.wire import late_timers
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
 from atoll.wire.resumption.accepted_link import CONTROLLERS
-from atoll.wire.resumption.link_messages import AlternateAddresses
+from atoll.wire.resumption.link_messages import AlternateAddresses, Resume
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
@@ -164,6 +167,9 @@ class ControllerShell(StateMachine[ShellState]):
             suspicion_seconds=times.suspicion,
             lease=lease,
         )
+        self._earlier = state.earlier
+        self._identity_at = partial(own_identity, directory=options.directory, role=Role.ENGINE, name="a controller")
+        self._notices: EarlierControllers | None = None  # in later terms
         self.lease = lease
         if lease is not None:
             lease.watch(self._lease_changed_in_thread)
@@ -232,10 +238,14 @@ class ControllerShell(StateMachine[ShellState]):
             self._handle(e.EstimatesRead(self._clock(), estimates))
         self._tick()
 
-    def _later_term(self, number: int, term: int) -> None:
+    def _later_term(self, message: Resume) -> None:
         """End if a peer that is trusted says that a later term has begun: a controller, a host or the engine."""
-        if not self._is_over and (number in self.controller.connections.trusted or number == CONTROLLERS):
-            self._end_superseded(term)
+        if self._is_over:
+            return
+        if message.number == CONTROLLERS:
+            self._end_superseded(message.term, message.address)
+        elif message.number in self.controller.connections.trusted:
+            self._end_superseded(message.term)
 
     def _lease_changed_in_thread(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -246,17 +256,22 @@ class ControllerShell(StateMachine[ShellState]):
         if self.lease is not None and self.lease.is_lost and not self._is_over:
             self._end_superseded(first_term(self.lease.transitions))
 
-    def _end_superseded(self, term: int) -> None:
-        """End at once: decide and write nothing more, and tell all peers only the address of the other controller."""
+    def _end_superseded(self, term: int, address: str = "") -> None:
+        """End at once: decide and write nothing more, and tell all peers only the address of the other controller.
+
+        That is `address`, or the address of the standby if that is "".
+        """
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
         self.enter(ShellState.SUPERSEDED)
         self.superseded_by = term
-        there = self.replication.successor
+        there = (address,) if address else self.replication.successor
         if self.journal is not None:
-            self.journal.superseded(term)
+            self.journal.superseded(term, address)
             self.journal.close()
             self.journal = None
         self.replication.drop()
+        if self._notices is not None:
+            self._notices.end()
         if there:
             self._report(FOLLOWED + there[0].encode() + b"\n")
         for connection in list(self._connections.values()):
@@ -617,7 +632,8 @@ class ControllerShell(StateMachine[ShellState]):
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
         others |= self._others
         now, reading = self._own_clock.reading()
-        return ShellDump(now, self._next, self.resumable.key, links, others, dict(self._timers), reading)
+        key, timers = self.resumable.key, dict(self._timers)
+        return ShellDump(now, self._next, key, links, others, timers, reading, self._earlier)
 
     def _lose_others(self, reason: str) -> None:
         for number in self._others:
@@ -638,6 +654,9 @@ class ControllerShell(StateMachine[ShellState]):
         reason = "the controller was restarted"
         self._call_later(self._times.reconnect, partial(self._lose_others, reason))
         self._await_peers(reason)
+        own = self._own[0] if self._own else ""
+        notice = Resume(CONTROLLERS, self.resumable.secret(CONTROLLERS), term, 0, 0, 1, own)
+        self._notices = EarlierControllers(self._earlier, notice, self._identity_at)
         self._tick()
 
     def _await_peers(self, reason: str) -> None:

@@ -29,7 +29,6 @@ from atoll.leadership.election import Claim, LeaseState
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
-from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.enrollment import FromJoiner
 from atoll.security.roles import Role
@@ -48,7 +47,6 @@ _RETRY_SECONDS = 0.25
 # Allows for turns of the loop, each of which reads a part of the received data.
 _LATE_SECONDS = 0.05
 # Between attempts to notify the earlier controller of the takeover.
-_MAX_RETRY_SECONDS = 5.0
 _STANDS_BY = "it is a standby that has not taken over"
 
 
@@ -251,9 +249,11 @@ class Standby:
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused(_STANDS_BY, final=False))
+                answer = self._answer_to_controller(message)
+                connection.send_link(answer or ResumeRefused(_STANDS_BY, final=False))
                 connection.close()
-                self._on_resume_attempt(message)
+                if message.number != CONTROLLERS:
+                    self._on_resume_attempt(message)
 
         connection = Connection(
             m.ToController,
@@ -265,6 +265,11 @@ class Standby:
             unauthenticated=self._unauthenticated,
         )
         return connection
+
+    def _answer_to_controller(self, message: Resume) -> ResumeRefused | None:
+        """Return the answer to an earlier controller of the cluster that this process follows; None for other peers."""
+        state = self.replica
+        return state.acceptor.answer_to_controller(message, str(self._address)) if state is not None else None
 
     def _on_resume_attempt(self, message: Resume) -> None:
         state = self._state
@@ -297,6 +302,7 @@ class Standby:
     def _take_over(self, state: ProcessState) -> ControllerShell:
         term = next_term(self._term) if self._lease is None else first_term(self._lease.transitions)
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
+        state.take_over_from(str(self._address), self._where)
         shell = self._make_shell(state)  # if this fails, the files of an earlier journal stay
         self._directory.clear()
         shell.keep_journal(self._directory, term).begin()
@@ -304,36 +310,7 @@ class Standby:
         self._shell = shell
         self._progress.takes_over()
         self._report(RUNS)
-        self._announcing = self._loop.create_task(
-            self._announce_takeover(Resume(CONTROLLERS, shell.resumable.secret(CONTROLLERS), term, 0, 0, 1))
-        )
         return shell
-
-    async def _announce_takeover(self, announcement: Resume) -> None:
-        """Notify the earlier controller, which may still run without being reachable, that it is superseded."""
-
-        async def announce() -> None:
-            answer: asyncio.Future[None] = self._loop.create_future()
-
-            def done(_: Any) -> None:
-                if not answer.done():
-                    answer.set_result(None)
-
-            connection = await connect(
-                self._address,
-                Any,
-                done,
-                done,
-                name="the earlier controller",
-                on_link=done,
-                identity=self._own_identity,
-            )
-            connection.send_link(announcement)
-            async with asyncio.timeout(_MAX_RETRY_SECONDS):
-                await answer
-            connection.abort()
-
-        await Retry(_RETRY_SECONDS, _MAX_RETRY_SECONDS).call_async(announce, (ConnectError, TimeoutError))
 
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:

@@ -11,8 +11,6 @@ import contextlib
 import logging
 from typing import Any
 
-from msgspec.structs import replace
-
 from atoll.controller_process.controller_identities import own_identity
 from atoll.errors import AddressError, ConnectError
 from atoll.journal.files import Directory
@@ -41,22 +39,22 @@ async def later_controller(directory: Directory, acceptor: Acceptor, authority: 
         return found
     if not found.address:
         return None
-    term = await _term_of(found, acceptor, authority)
-    if term <= acceptor.term:
+    answer = await _answer_of(found, acceptor, authority)
+    if answer is None or answer.term <= acceptor.term:
         return None
-    found = replace(found, term=term)
+    found = Successor(answer.address or found.address, answer.term)
     with contextlib.suppress(OSError):  # the next start asks again
         directory.write_successor(found)
     return found
 
 
-async def _term_of(standby: Successor, acceptor: Acceptor, authority: str) -> int:
-    """Return the term in which the standby serves, or 0 if it does not serve or does not answer."""
-    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+async def _answer_of(standby: Successor, acceptor: Acceptor, authority: str) -> ResumeRefused | None:
+    """Return the answer of the standby, which has the term that it serves or follows, or None if it does not answer."""
+    answer: asyncio.Future[ResumeRefused | None] = asyncio.get_running_loop().create_future()
 
     def done(message: Any) -> None:
         if not answer.done():
-            answer.set_result(message.term if isinstance(message, ResumeRefused) else 0)
+            answer.set_result(message if isinstance(message, ResumeRefused) else None)
 
     try:
         address = parse_address(standby.address)
@@ -79,4 +77,4 @@ async def _term_of(standby: Successor, acceptor: Acceptor, authority: str) -> in
     except (AddressError, ConnectError, TimeoutError) as error:
         reason = str(error) or f"it does not answer within {_SECONDS:.0f} s"
         _log.warning("cannot ask %s whether it has taken over: %s", standby, reason)
-        return 0
+        return None

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import ALL, Directory, FileCipher, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
@@ -132,11 +130,14 @@ class Journal:
         self._naming.start()
         return False
 
-    def superseded(self, term: int) -> None:
-        """Record that another controller has taken over in `term`, so that no process continues from this journal."""
+    def superseded(self, term: int, address: str) -> None:
+        """Record that another controller has taken over in `term`, so that no process continues from this journal.
+
+        It is at `address`, or at that of the record if that is "".
+        """
         if self._naming is not None:
             self._naming.join()
-        self._successor = msgspec.structs.replace(self._successor, term=term)
+        self._successor = Successor(address or self._successor.address, term)
         self._write_successor(self._successor)
 
     def _write_successor(self, successor: Successor) -> None:

@@ -68,7 +68,7 @@ async def print_once(source: ClusterSource) -> None:
 
 
 class WatchReport(SnapshotStruct, frozen=True):
-    """What `atoll top` derives from several reports."""
+    """Figures that follow from several reports."""
 
     problem: str  # why the fields of the cluster are not current; empty: they are
     rates: Rates

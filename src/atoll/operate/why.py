@@ -21,7 +21,7 @@ _MAX_EVENTS = 5
 
 
 class Explanation(SnapshotStruct, frozen=True):
-    """What a session waits for, for how long, and which process must act next."""
+    """The waits and the unfinished work of a session, and what is ahead of them."""
 
     seconds: float  # time of the report; all times are of the controller's clock
     session: SessionSnapshot

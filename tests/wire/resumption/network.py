@@ -184,7 +184,7 @@ class Listener:
             acknowledge_soon=lambda connection: connection.acknowledge(),
             commit=lambda: None,
             watch=self._watch,
-            on_superseded=lambda number, term: self.superseded.append(term),
+            on_superseded=lambda message: self.superseded.append(message.term),
             limits=limits,
         )
 

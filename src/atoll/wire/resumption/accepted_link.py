@@ -50,11 +50,15 @@ class Acceptor:
             return None
         return ResumeRefused(f"this is term {self.term}, and term {message.term} has begun", final=False)
 
-    def answer_to_controller(self, message: Resume) -> ResumeRefused | None:
-        """Return the answer to an earlier controller that asks who serves, or None for other peers."""
+    def answer_to_controller(self, message: Resume, address: str = "") -> ResumeRefused | None:
+        """Return the answer to an earlier controller that asks who serves, or None for other peers.
+
+        That is this process, or the controller at `address`, which this process follows.
+        """
         if message.number != CONTROLLERS or not self.is_secret_of(message):
             return None
-        return ResumeRefused(f"term {self.term} serves here", final=True, term=self.term)
+        where = f"at {address}" if address else "here"
+        return ResumeRefused(f"term {self.term} serves {where}", final=True, term=self.term, address=address)
 
     def refusal(self, message: Resume, link: AcceptedLink | None, role: str) -> ResumeRefused | None:
         """Return the reason why a peer with `role` must not resume the link with the number in its message, if any."""

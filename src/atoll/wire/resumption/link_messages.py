@@ -40,6 +40,8 @@ class Resume(LinkMessage, frozen=True, tag=2):
 
     The dialer has received `whole` messages, and `pieced` messages in pieces. The newest term that it knows is `term`.
     `attempt` increases with each socket, so that the acceptor can tell an old socket from a newer one.
+
+    As the message of a controller that has taken over to an earlier one, `address` is that of the sender, or "".
     """
 
     number: int
@@ -48,6 +50,7 @@ class Resume(LinkMessage, frozen=True, tag=2):
     whole: int
     pieced: int
     attempt: int
+    address: str = ""
 
 
 class Resumed(LinkMessage, frozen=True, tag=3):
@@ -63,13 +66,14 @@ class ResumeRefused(LinkMessage, frozen=True, tag=4):
 
     As the answer to the first message of a new connection, it is not final: the sender admits nobody now. If `spares`
     is not 0, it is also not final for a link whose token allows at least this many seconds. As the answer to an earlier
-    controller, `term` is that of the sender, which has taken over.
+    controller, `term` is that of the controller that serves: at `address`, or the sender if that is "".
     """
 
     reason: str
     final: bool
     spares: float = 0.0
     term: int = 0
+    address: str = ""
 
 
 class Acknowledge(LinkMessage, frozen=True, tag=5):

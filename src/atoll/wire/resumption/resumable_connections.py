@@ -150,7 +150,7 @@ class ResumableConnections:
     The table calls `on_away(number)` when a connection loses its transport, and `on_back(number)` when it has another.
     It calls `acknowledge_soon(connection)` when received messages should be acknowledged once they are safe, and
     `commit()` to make all received messages safe at once. `watch(pid, then)` must call `then` when the process ends. If
-    a peer that knows its secret has seen a later term, `on_superseded(number, term)` is called, and the caller decides
+    a peer that knows its secret has seen a later term, `on_superseded(message)` is called, and the caller decides
     whether to believe the peer. `takeover_suspicion()` returns the reason why no connection can be resumed now, or "".
     """
 
@@ -163,7 +163,7 @@ class ResumableConnections:
         acknowledge_soon: Callable[[AcceptedConnection], None],
         commit: Callable[[], None],
         watch: Callable[[int, Callable[[], None]], None],
-        on_superseded: Callable[[int, int], None] = lambda number, term: None,
+        on_superseded: Callable[[Resume], None] = lambda message: None,
         takeover_suspicion: Callable[[], str] = lambda: "",
         limits: LinkLimits = LIMITS,
     ) -> None:
@@ -231,7 +231,7 @@ class ResumableConnections:
         later = self._acceptor.later_term(message)
         if later is not None:
             self._refuse(transport, later)
-            self._on_superseded(message.number, message.term)
+            self._on_superseded(message)
             return
         answer = self._acceptor.answer_to_controller(message)
         if answer is not None:
