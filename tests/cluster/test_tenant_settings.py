@@ -56,16 +56,17 @@ def test_a_file_has_all_that_a_tenant_may_have(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "missing required field `tenant`"),
+        ("", r"missing required field `tenant`; a file of tenants has only tables \[tenant\.NAME\]"),
+        (f"[tenants.a]\ntoken = '{ALICE}'", r"unknown field `tenants`; .* only tables \[tenant\.NAME\]"),
         ("[tenant.a]\ntoken = 'short'", "tenant.a.token: a token needs at least 16 characters"),
         ("[tenant.a]", "tenant.a.token"),
         ("[tenant.a]\ntoken = './none'", "tenant.a.token: cannot read"),
-        (f"[tenant.a]\ntoken = '{ALICE}'\nshare = 0", r"tenant\.a: .*> 0.*share"),
+        (f"[tenant.a]\ntoken = '{ALICE}'\nshare = 0", r"tenant\.a\.share: Expected `float` > 0.0$"),
         (
             f"[tenant.a]\ntoken = '{ALICE}'\nshares = 2",
             r"tenant\.a: unknown field `shares`; the known ones are: token, share, priority",
         ),
-        (f"[tenant.a]\ntoken = '{ALICE}'\nrole = 'root'", r"tenant\.a: Invalid enum value 'root'"),
+        (f"[tenant.a]\ntoken = '{ALICE}'\nrole = 'root'", r"tenant\.a\.role: Invalid enum value 'root'$"),
         (f"[tenant.a]\ntoken = '{ALICE}'\nmemory = 'much'", "tenant.a"),
         (f"[tenant.a]\ntoken = '{ALICE}'\n[tenant.b]\ntoken = '{ALICE}'", "a and b have the same token"),
         (f"[tenant.'a b']\ntoken = '{ALICE}'", "invalid tenant name 'a b'"),

@@ -8,11 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cluster.cluster_runs import RunRecord, new_run
 from atoll.cluster.moved_controllers import record_controller
 from atoll.cluster.processes.process_table import ancestors, began
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.standby_status import StandbyProgress
 from atoll.errors import AccessError, ClusterError, UnreachableError
+from atoll.journal.successor import NAME as SUCCESSOR
+from atoll.journal.successor import Successor, encode_successor
 from atoll.operate.cluster_queries import explained, find, other_clusters
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
 from atoll.operate.standing import StandingOptions, start_cluster
@@ -52,11 +55,38 @@ def found(**options: object) -> str:
 def test_only_some_commands_find_a_standby(runtime: Path) -> None:
     stays("spare")
     StandbyProgress(str(ClusterRegistry().directory("spare")), "tls://one:7000")
-    with pytest.raises(ClusterError, match=r"spare is a standby, .* the address of its controller, tls://one:7000"):
+    with pytest.raises(ClusterError, match=r"spare is a standby, .*`--join FILE` .* its address, tls://one:7000"):
         find(name="spare")
     found = find(name="spare", standby=True)
     assert found.standby is not None
     assert found.standby.controller == "tls://one:7000"
+
+
+@pytest.mark.parametrize(
+    ("address", "how"),
+    [
+        ("tls://two:7000", "give `--join FILE` with a join token that contains its address, tls://two:7000"),
+        ("unix:/two", "give `--address unix:/two`"),
+    ],
+)
+def test_the_end_of_a_cluster_names_the_standby_that_may_have_taken_over(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, how: str
+) -> None:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    run = new_run("lab")
+    assert run is not None
+    run.begin(RunRecord("lab", started=1.0, journal=str(journal)))
+    run.end("its engine was killed")
+    with pytest.raises(ClusterError) as raised:
+        find(name="lab")
+    assert "its engine was killed" in str(raised.value)
+    assert "may have taken over" not in str(raised.value)
+    (journal / SUCCESSOR).write_bytes(encode_successor(Successor(address)))
+    with pytest.raises(ClusterError) as raised:
+        find(name="lab")
+    assert f"; the standby at {address} may have taken over: {how}" in str(raised.value)
 
 
 @pytest.mark.parametrize("standby", [False, True])

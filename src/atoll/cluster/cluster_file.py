@@ -18,7 +18,6 @@ environment.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from atoll.cluster.former_names import present_keys
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.settings import SETTINGS, ClusterSettings
 from atoll.cluster.topology import IslandShape, Topology
+from atoll.cluster.validation_errors import split_place
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
 
@@ -55,7 +55,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _KEYS = {setting.key: name for name, setting in SETTINGS.items() if setting.key}
-_PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.DOTALL)
 
 
 def read_cluster_file(
@@ -105,8 +104,7 @@ def _shapes(island: _Island, settings: ClusterSettings, number: int, path: str |
 
 def _explained(text: str) -> str:
     """Return msgspec's message with the key first."""
-    found = _PLACE.match(text)
-    what, where = (found["what"], found["where"]) if found else (text, "")
+    what, where = split_place(text)
     if "unknown field" in what:
         names = _Island.__struct_fields__ if where else ("island", *_KEYS)
         what += f"; the known ones are: {', '.join(names)}"

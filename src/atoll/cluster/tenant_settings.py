@@ -31,6 +31,7 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.array_names import SEPARATOR, check_patterns, matches
 from atoll.cluster.directories import expand_home
 from atoll.cluster.sandbox.grants import check_grant
+from atoll.cluster.validation_errors import split_place
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
 from atoll.quantities import human_bytes, parse_bytes
@@ -224,7 +225,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{path}: {error}") from None
+        raise SettingsError(f"{path}: {error}; a file of tenants has only tables [tenant.NAME]") from None
     return {name: _entry(entry, f"{path}: tenant.{name}") for name, entry in content.tenant.items()}
 
 
@@ -236,7 +237,8 @@ def _entry(content: dict[str, Any], where: str) -> Any:
     try:
         return msgspec.convert(content, decodable(_Entry))
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}") from None
+        what, key = split_place(str(error))
+        raise SettingsError(f"{where}{key and f'.{key}'}: {what}") from None
 
 
 def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:

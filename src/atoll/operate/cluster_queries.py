@@ -13,13 +13,16 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.cluster_runs import ClusterRun, names_of_runs, runs_of
+from atoll.cluster.cluster_runs import ClusterRun, RunRecord, names_of_runs, runs_of
 from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
 from atoll.controller_process.standby_status import StandbyStatus, standby_status
 from atoll.decodable import decodable
 from atoll.errors import ClusterError, UnreachableError
+from atoll.journal.successor import NAME as SUCCESSOR
+from atoll.journal.successor import Successor, decode_successor
+from atoll.missing import read_if_exists
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.log_tail import LogTail
@@ -40,7 +43,7 @@ from atoll.protocol.messages import AddIslandRequest, CheckReply, Operation
 from atoll.protocol.spans import Span, TraceRecord
 from atoll.security.join_token import JoinToken
 from atoll.telemetry.log_rows import LogRow
-from atoll.wire.address import Address
+from atoll.wire.address import Address, parse_address
 
 _START_HINT = (
     "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one; for one on another "
@@ -102,8 +105,8 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     found = None if standby else target.standby
     if found is not None and target.record is not None:
         raise ClusterError(
-            f"{target.record.name} is a standby, which has only `atoll status`, `atoll logs` and `atoll down`: give "
-            f"the address of its controller, {found.controller}"
+            f"{target.record.name} is a standby, which has only `atoll status`, `atoll logs` and `atoll down`: for its "
+            f"controller, {_how_to_reach(found.controller)}"
         )
     return target
 
@@ -145,8 +148,28 @@ def _last_end(name: str) -> str:
         ends = [(run.record, run) for each in ([name] if name else names_of_runs()) for run in runs_of(each)[:1]]
     except ClusterError:
         return ""
-    known = [(record.ended, run) for record, run in ends if record is not None and record.ended]
-    return max(known, key=lambda each: each[0])[1].end_text() if known else ""
+    known = [(record, run) for record, run in ends if record is not None and record.ended]
+    if not known:
+        return ""
+    record, run = max(known, key=lambda each: each[0].ended)
+    return run.end_text() + _later_controller(record)
+
+
+def _later_controller(record: RunRecord) -> str:
+    """Return which controller may continue the cluster of a run that has ended, and how to reach it. "" for none."""
+    content = None
+    if record.journal:
+        with contextlib.suppress(OSError):
+            content = read_if_exists(Path(record.journal) / SUCCESSOR)
+    later = decode_successor(content) if content else Successor()
+    return f"; {later} may have taken over: {_how_to_reach(later.address)}" if later.address else ""
+
+
+def _how_to_reach(address: str) -> str:
+    """Return the option with which a command addresses the controller at an address."""
+    if parse_address(address).tls:
+        return f"give `--join FILE` with a join token that contains its address, {address}"
+    return f"give `--address {address}`"
 
 
 def _without_a_name(standing: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:

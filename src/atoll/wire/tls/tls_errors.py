@@ -104,7 +104,7 @@ def _verification_text(error: ssl.SSLCertVerificationError) -> str:
     if code in _UNKNOWN_AUTHORITY:
         return (
             "its certificate is not from the CA of the join token. Either the cluster has been restarted "
-            f"({_NEW_JOIN}), or another process answers at its address"
+            f"({_NEW_JOIN}; a standby needs a copy of its --authority file), or another process answers at its address"
         )
     if code == _OTHER_NAME:
         return f"its certificate is for another role ({error.verify_message}). Check the address"
