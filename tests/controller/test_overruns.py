@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
@@ -104,6 +105,35 @@ def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
     closed = [position for position, each in enumerate(sent) if isinstance(each, m.CloseWorld)]
     assert len(closed) == 2
     assert max(closed) < min(position for position, each in enumerate(sent) if isinstance(each, m.StopRun))
+
+
+@pytest.mark.parametrize(("decisions", "island"), [(9, 0), (10, 1)])
+def test_a_new_slice_is_not_where_a_stopped_run_has_not_ended(decisions, island):
+    play = Play("2x1x1", decisions=decisions)
+    endless, early, late = (play.open() for _ in range(3))
+    (run,) = launch(play, endless, 100)  # on island 0
+    play.close(endless.number)
+    ticks(play, range(1, 4), run.sequence)
+    assert slice_island(play, early, 1) == 0, "it may end by itself"
+    play.close(early.number)
+    ticks(play, range(4, 12), run.sequence)
+    assert slice_island(play, late, 2) == island
+    elsewhere = SliceRequest(1, other_island_than=tuple(late.devices.slices))
+    assert slice_island(play, late, 3, elsewhere) == 1 - island, "no other island fits"
+    play.done(run.sequence)
+    play.close(late.number)
+    assert slice_island(play, play.open(), 4) == 0, "the run has ended"
+
+
+ONE_DEVICE = SliceRequest(1)
+
+
+def slice_island(play: Play, session: Session, number: int, slice_request: SliceRequest = ONE_DEVICE) -> int:
+    """Add a slice. Return its island."""
+    play.proxy(session.number, m.AddSlice(number, slice_request))
+    (added,) = (each for each in play.outbox() if isinstance(each, m.SliceAdded))
+    assert added.status == OK
+    return session.devices.island_of(added.slice)
 
 
 def test_work_of_the_same_tenant_is_not_kept_waiting():

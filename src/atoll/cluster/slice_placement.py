@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ GPUS = ("gpu", "cuda", "rocm")
 # A cluster without these has only CPUs, which stand for any accelerator, as in tests.
 _ACCELERATORS = ("tpu", "gpu")
 
+_AVOIDED = 1 << 32  # the load of a device that is only used if no other one fits
 # Reasons for a shared and for an exclusive slice.
 _WHY_NOT = ("no free virtual devices can be there", "no devices there are free of other sessions")
 
@@ -134,10 +135,17 @@ class Slices:
         slice_request: SliceRequest,
         islands: Sequence[IslandDevices],
         free_bytes: Callable[[DeviceLocation], int] = lambda location: 1 << 62,
+        avoided: Container[int] = (),
     ) -> Choice:
-        """Choose the devices of a new slice. Raise RESOURCE_EXHAUSTED, with the free devices, if it does not fit."""
+        """Choose the devices of a new slice, on one of the `avoided` islands only if no other one fits.
+
+        Raise RESOURCE_EXHAUSTED, with the free devices, if it does not fit.
+        """
         devices = self.sessions[session]
         load = self.load()
+        for island in islands:
+            if island.number in avoided:
+                load.update(dict.fromkeys(island.locations, _AVOIDED))
         free_devices = _FreeDevices(devices)
         shape = slice_request.shape or (slice_request.count,)
         if slice_request.accelerator and any(each.is_kind(kind) for each in islands for kind in _ACCELERATORS):

@@ -249,7 +249,6 @@ class Controller:
             settings.spill,
             settings.suspend_lower,
         )
-        self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for)
         self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
         self._recovery = IslandRecovery(
             state,
@@ -275,6 +274,7 @@ class Controller:
             self._recovery.charge_overrun,
             self._worlds.replace,
         )
+        self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for, self._overruns.islands)
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
         self.vaults = Vaults(state, self._sessions, self.launcher)

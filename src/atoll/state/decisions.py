@@ -68,6 +68,8 @@ class Decisions:
             there. Before, it compiled the function, and kept it forever.
         counts_dropped_gangs: If a launch fails when some of its islands have begun a function that computes over all of
             them, these end it. Before, they waited forever for the islands that never began it.
+        avoids_overruns: A new slice is on an island with a stopped run that has not ended only if no other island fits.
+            Before, this run did not count.
     """
 
     counts_lists: bool
@@ -98,6 +100,7 @@ class Decisions:
     awaits_processes: bool
     drops_sources: bool
     counts_dropped_gangs: bool
+    avoids_overruns: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -131,4 +134,5 @@ class Decisions:
             awaits_processes=number >= 10,
             drops_sources=number >= 10,
             counts_dropped_gangs=number >= 10,
+            avoids_overruns=number >= 10,
         )

@@ -77,6 +77,15 @@ class Overruns:
         elif host in self._busy:
             del self._busy[host]
 
+    def islands(self) -> set[int]:
+        """Return the islands with stopped runs that have not ended. They restart if these do not end."""
+        now = self._outbox.seconds
+        stopped = {number for number, closed in self._closed.items() if now - closed.since > STOP_SECONDS}
+        gangs = (
+            gang for gang in self._in_flight.values() if gang.sequence in self._stopped or gang.node.session in stopped
+        )
+        return {island for gang in gangs for island in gang.all_islands}
+
     def tick(self, now: float) -> None:
         """Stop runs that take too long, and restart islands that cannot stop one. Called once per second."""
         in_flight = self._in_flight

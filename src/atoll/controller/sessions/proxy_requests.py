@@ -183,7 +183,8 @@ class SliceRequests:
     """Handles the slice requests of sessions. Each is answered at once with a slice or with what is free.
 
     A request for an exclusive slice may wait for the eviction of sessions with a lower priority (`evict_for` of
-    `migration.memory_pressure`). `free_bytes` returns the free memory of a physical device.
+    `migration.memory_pressure`). `free_bytes` returns the free memory of a physical device. New slices avoid the
+    islands that `overrun_islands` returns, because they may restart soon.
     """
 
     def __init__(
@@ -191,7 +192,10 @@ class SliceRequests:
         state: ClusterState,
         free_bytes: Callable[[HostDevice], int],
         evict_for: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
+        overrun_islands: Callable[[], set[int]],
     ) -> None:
+        self._avoids_overruns = state.decisions.avoids_overruns
+        self._overrun_islands = overrun_islands
         self._sessions = state.sessions
         self._resources = state.resources
         self._slices = state.slices
@@ -202,7 +206,11 @@ class SliceRequests:
     def add(self, session: Session, message: m.AddSlice) -> None:
         def choose() -> Choice:
             return self._slices.choose(
-                session.number, message.slice_request, self._islands(session.platform), self._free
+                session.number,
+                message.slice_request,
+                self._islands(session.platform),
+                self._free,
+                self._overrun_islands() if self._avoids_overruns else (),
             )
 
         try:
