@@ -118,6 +118,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
             "ffi.py",
             "data.py",
             "client/ffi_handlers.py",
+            "client/library_dependencies.py",
             "tensorflow/",
             "tunix.py",
             "protocol/ffi_libraries.py",

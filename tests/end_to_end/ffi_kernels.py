@@ -23,6 +23,16 @@ def build(directory: Path, *options: str, name: str = "kernels") -> str:
     return str(path)
 
 
+def build_package(directory: Path, factor: int) -> str:
+    """Build the kernels as wheels contain them: a library that needs another one in the directory `kernels.libs`."""
+    path, needed = directory / "kernels" / "kernels.so", directory / "kernels.libs" / "libfactor.so"
+    path.parent.mkdir()
+    needed.parent.mkdir()
+    _run("-shared", f"-DFACTOR={factor}", "-Wl,-soname,libfactor.so", "-o", str(needed), str(VARIANT))
+    _run("-shared", "-Wl,-rpath,$ORIGIN/../kernels.libs", "-o", str(path), _compiled(), str(needed))
+    return str(path)
+
+
 def _compiled() -> str:
     """Return the path of the compiled kernels. JAX's headers take seconds, so a run of the tests compiles them once."""
     path = Path(os.environ["ATOLL_KEY_FILE"]).with_name("kernels.o")  # the processes of a run share the directory

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.ffi_kernels import COMPILER, MISSING, build
+from tests.end_to_end.ffi_kernels import COMPILER, MISSING, build, build_package
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 
@@ -178,6 +179,17 @@ def test_a_library_that_this_process_has_not_loaded_is_registered_by_name(python
     scaled_rows, sums = python.call(by_name, library)
     np.testing.assert_array_equal(scaled_rows, rows() * 2)
     np.testing.assert_array_equal(sums, rows().sum(1) * 2)
+
+
+def test_a_library_is_sent_with_those_that_it_needs(python: RemotePython, tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "other").mkdir()
+    first, other = build_package(tmp_path / "first", 3), build_package(tmp_path / "other", 5)
+    scaled_rows, sums = python.call(by_name, first)
+    np.testing.assert_array_equal(scaled_rows, rows() * 6)
+    np.testing.assert_array_equal(sums, rows().sum(1) * 6)
+    with pytest.raises(Exception, match=r"needs libfactor\.so, and this host has loaded another file of this name"):
+        python.call(by_name, other)
 
 
 def refused(kind: str, path: str) -> str:

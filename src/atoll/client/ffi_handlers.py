@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.client.library_dependencies import with_dependencies
 from atoll.errors import Code, StatusError, invalid, unimplemented
 from atoll.protocol.ffi_libraries import check_library_size, library_hash
 from atoll.protocol.messages import LibraryPlace, LibraryStage, LibraryTarget, LibraryType
@@ -28,7 +29,13 @@ _ADVICE = "pass the file of the library to atoll.ffi.register"
 
 @dataclass(frozen=True)
 class Library:
-    """A library's file, as it was when this object was made."""
+    """A library's file, and the libraries of its package that it needs, as they were when this object was made.
+
+    Attributes:
+        path: The file.
+        content: The bytes of the file, or an archive if the library needs others.
+        digest: The hash of `content`.
+    """
 
     path: str
     content: bytes
@@ -48,12 +55,13 @@ class Registration:
 
 
 def read_library(path: str | os.PathLike[str]) -> Library:
-    """Read a library's file. Raise INVALID_ARGUMENT or RESOURCE_EXHAUSTED."""
+    """Read a library's file, and the libraries that it needs. Raise INVALID_ARGUMENT or RESOURCE_EXHAUSTED."""
     try:
         check_library_size(os.stat(path).st_size)
         content = Path(path).read_bytes()
     except OSError as error:
         raise invalid(f"the FFI library {os.fspath(path)!r} cannot be read: {error.strerror}") from None
+    content = with_dependencies(os.fspath(path), content)
     return Library(os.fspath(path), content, library_hash(content))
 
 

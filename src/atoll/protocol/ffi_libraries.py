@@ -10,6 +10,8 @@ name in different libraries are different.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import msgspec
@@ -25,10 +27,29 @@ TARGETS_OPTION = "atoll_ffi_targets"
 # Prefix of the names under which hosts register targets. No client may use it in a program.
 PRIVATE_PREFIX = "atoll_ffi."
 
+# Prefix of an archive; a list of `LibraryFile` in msgpack follows, with the library itself as the first.
+_ARCHIVE = b"atoll archive\0"
+
 MAX_LIBRARY_BYTES = 256 << 20
+MAX_ARCHIVE_FILES = 64
 MAX_TARGETS = 1024  # of a program
 _DIGITS = 32
 
+
+class LibraryFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of an archive.
+
+    Attributes:
+        path: Relative to the directory of the archive.
+        content: The bytes of the file.
+    """
+
+    path: str
+    content: bytes
+
+
+_Files = Annotated[tuple[LibraryFile, ...], msgspec.Meta(min_length=1, max_length=MAX_ARCHIVE_FILES)]
+_decode_files = msgspec.msgpack.Decoder(decodable(_Files)).decode
 _Targets = Annotated[tuple[LibraryTarget, ...], msgspec.Meta(max_length=MAX_TARGETS)]
 _decode = msgspec.json.Decoder(decodable(_Targets)).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,6 +67,32 @@ def check_library_size(nbytes: int) -> None:
             Code.RESOURCE_EXHAUSTED,
             f"an FFI library has {nbytes} bytes, and the limit is {MAX_LIBRARY_BYTES}: strip it (strip --strip-debug)",
         )
+
+
+def archived(files: Sequence[LibraryFile]) -> bytes:
+    """Return the content of a library that needs the files after the first."""
+    return _ARCHIVE + _encode(files)
+
+
+def files_in_archive(content: bytes) -> tuple[LibraryFile, ...]:
+    """Return the files of an archive, or nothing if the content is a library. Raise INVALID_ARGUMENT."""
+    if not content.startswith(_ARCHIVE):
+        return ()
+    try:
+        files = _decode_files(memoryview(content)[len(_ARCHIVE) :])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise invalid(f"invalid files of an FFI library: {error}") from None
+    paths = {each.path for each in files}
+    if len(paths) != len(files) or not all(map(_is_inside, paths)):
+        raise invalid("the files of an FFI library have invalid paths")
+    return files
+
+
+def _is_inside(path: str) -> bool:
+    """Return whether a path is in canonical form and stays in the directory that it is relative to."""
+    pure = PurePosixPath(path)
+    is_canonical = str(pure) == path and path.isprintable() and bool(pure.parts)
+    return is_canonical and not pure.is_absolute() and ".." not in pure.parts
 
 
 def read_targets(text: str) -> tuple[LibraryTarget, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -123,3 +124,9 @@ def test_cpu_is_the_script_if_atoll_is_not_the_default(connect: Any, monkeypatch
     monkeypatch.setattr(xla_bridge, "_default_backend", xla_bridge._backends["cpu"])
     xla_bridge.get_backend.cache_clear()
     assert lookup("devices")("cpu") == jax.local_devices(backend="cpu") == lookup("devices")()
+
+
+def test_cpu_is_the_script_if_the_platform_name_is_cpu(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect("cpu")
+    monkeypatch.setattr(xla_bridge, "_PLATFORM_NAME", SimpleNamespace(value="cpu"))
+    assert lookup("devices")("cpu") == lookup("devices")() == jax.local_devices(backend="cpu")

@@ -7,14 +7,13 @@ the address of a handler for as long as the process runs, so libraries stay load
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import platform as machine
 import struct
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax._src.lib import xla_client as xc
@@ -23,12 +22,19 @@ from atoll.cluster.slice_placement import GPUS
 from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.devices.xla.xla_custom_calls import address_of, capsule
 from atoll.errors import Code, StatusError, invalid, not_found
-from atoll.protocol.ffi_libraries import check_library_size, library_hash, private_name
+from atoll.protocol.ffi_libraries import (
+    LibraryFile,
+    check_library_size,
+    files_in_archive,
+    library_hash,
+    private_name,
+)
 from atoll.protocol.messages import LibraryPlace, LibraryTarget
 
 # Libraries of a process, which stay loaded until the process ends.
 MAX_LIBRARIES = 512
 MAX_BYTES = 4 << 30
+_FILE = "library.so"  # name of the file of a library that needs no others
 _ELF, _SHARED = b"\x7fELF", 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _LINK_MAP = 2  # request of dlinfo
@@ -53,23 +59,26 @@ class _LinkMap(ctypes.Structure):
 
 
 class _Library:
-    """A loaded library."""
+    """A loaded library.
 
-    def __init__(self, content: bytes, digest: str) -> None:
+    Args:
+        files: The library, and after it the files that it needs.
+        digest: The name of the library in messages.
+    """
+
+    def __init__(self, files: Sequence[LibraryFile], digest: str) -> None:
         self.digest = digest
-        self.nbytes = len(content)
-        # A new name for each file, because the C library does not load a second file of the same name.
-        descriptor, path = tempfile.mkstemp(prefix="atoll-ffi-", suffix=".so")
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-            self._handle = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        except OSError as error:
-            text = str(error).replace(path, "it").splitlines()[0][:_MAX_TEXT]
-            raise invalid(f"the FFI library {digest[:12]} cannot be loaded on this host: {text}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        self.nbytes = sum(len(each.content) for each in files)
+        # A new directory for each library, because the C library does not load a second file of the same path.
+        with tempfile.TemporaryDirectory(prefix="atoll-ffi-", ignore_cleanup_errors=True) as directory:
+            path = os.path.join(directory, files[0].path)
+            try:
+                for each in files:
+                    _write(os.path.join(directory, each.path), each.content)
+                self._handle = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            except OSError as error:
+                text = str(error).replace(path, "it").splitlines()[0][:_MAX_TEXT]
+                raise invalid(f"the FFI library {digest[:12]} cannot be loaded on this host: {text}") from None
         self._libc = ctypes.CDLL(None)
         self._base = self._beginning()
 
@@ -98,6 +107,12 @@ class _Library:
         return (info.base or 0) if self._libc.dladdr(ctypes.c_void_p(address), ctypes.byref(info)) else 0
 
 
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
 class XlaLibraries:
     """The libraries of this process: a `devices.device.LibraryLoader`."""
 
@@ -105,6 +120,7 @@ class XlaLibraries:
         self._platform = platform.upper() if platform in GPUS else platform
         self._lock = threading.Lock()
         self._libraries: dict[tuple[str, str], _Library] = {}  # by tenant and hash
+        self._needed: dict[str, str] = {}  # hashes of the files that libraries need, by name
         self._types: set[str] = set()  # names that XLA knows
         self._targets: set[str] = set()
 
@@ -114,7 +130,11 @@ class XlaLibraries:
         with self._lock:
             if (tenant, digest) in self._libraries:
                 return
-            _check_format(content, digest)
+            files = files_in_archive(content) or (LibraryFile(_FILE, content),)
+            for each in files:
+                _check_format(each.content, digest)
+            needed = {os.path.basename(each.path): library_hash(each.content) for each in files[1:]}
+            self._check_names(needed, digest)
             used = sum(each.nbytes for each in self._libraries.values())
             if len(self._libraries) >= MAX_LIBRARIES or used + len(content) > MAX_BYTES:
                 raise StatusError(
@@ -122,7 +142,19 @@ class XlaLibraries:
                     f"this host has loaded {len(self._libraries)} FFI libraries of {used} bytes, and it cannot unload "
                     f"them: the limit is {MAX_LIBRARIES} libraries and {MAX_BYTES} bytes until its island restarts",
                 )
-            self._libraries[tenant, digest] = _Library(content, digest)
+            self._libraries[tenant, digest] = _Library(files, digest)
+            self._needed.update(needed)
+
+    def _check_names(self, needed: Mapping[str, str], digest: str) -> None:
+        """Raise FAILED_PRECONDITION if the C library would use a file of the same name that it has loaded before."""
+        for name, content in needed.items():
+            if self._needed.get(name, content) != content and _is_loaded(name):
+                raise StatusError(
+                    Code.FAILED_PRECONDITION,
+                    f"the FFI library {digest[:12]} needs {name}, and this host has loaded another file of this name, "
+                    "which it cannot unload until its island restarts: give the file another name (-soname) when you "
+                    "link it",
+                )
 
     def register(self, targets: Sequence[LibraryTarget], tenant: str) -> tuple[RenamedTarget, ...]:
         with self._lock:
@@ -170,6 +202,15 @@ def make_partitionable(target: RenamedTarget) -> None:
     """Let XLA divide a target's operands along their leading dimensions if the client has registered it so."""
     if target.is_batch_partitionable:
         xc.register_custom_call_as_batch_partitionable(target.private_name)
+
+
+def _is_loaded(name: str) -> bool:
+    """Return whether the C library uses a loaded file for libraries that need this name."""
+    try:
+        ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 def _check_format(content: bytes, digest: str) -> None:
