@@ -144,7 +144,8 @@ def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_the
 
 def test_a_unit_is_watched_although_its_function_has_been_dropped() -> None:
     unused: Any = SimpleNamespace(release_memory=None, inbox=None, shards=None)
-    functions: Any = SimpleNamespace(records=FunctionRecords(), followers=None, placer=None, python=None)
+    placer = SimpleNamespace(closing_status=None)
+    functions: Any = SimpleNamespace(records=FunctionRecords(), followers=None, placer=placer, python=None)
     steps = StepRunner(unused, functions, unused, unused, unused, unused, unused)
     assert steps.device_of(p.Segment(0, (p.Execute("f", (), 0, (), (), False),))) == 0
 

@@ -64,9 +64,7 @@ class Rig:
         token = Token()
         self.tokens.append(token)
         output: Any = Output([Shard() for _ in devices])
-        run = JointRun(world, sequence, devices, token, [output])
-        self.runs.started(run)
-        return run, token
+        return self.runs.start(world, sequence, devices, token, [output]), token
 
     def awaits(self, *inputs: Buffer, world: int = 0, devices: tuple[int, ...] = DEVICES) -> bool:
         return self.runs.awaits(world, devices, inputs, self.woken.set)
@@ -101,9 +99,9 @@ class Succeeds(JointRun):
 
 
 def test_a_run_that_waits_is_woken_even_if_the_former_one_succeeds_meanwhile(rig: Rig) -> None:
-    token = Token()
+    run, token = rig.start(1)
     token.end()
-    rig.runs.started(Succeeds(0, 1, DEVICES, token, []))
+    run.__class__ = Succeeds
     assert rig.awaits()
     assert rig.woken.wait(SECONDS)
     assert not rig.awaits()
@@ -208,3 +206,27 @@ def test_a_run_that_has_ended_keeps_no_output(rig: Rig) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         run.block_until_ready()
     assert run.output is None
+
+
+def test_a_run_that_has_ended_keeps_no_earlier_runs(rig: Rig) -> None:
+    first, _ = rig.start(1)
+    second, token = rig.start(2)
+    third, _ = rig.start(3)
+    assert third.unended() == [first, second, third]
+    token.end()
+    second.block_until_ready()
+    assert third.unended() == [third]
+    assert second.former is None
+    assert first.output is None, "it has ended before, although no thread has waited for it"
+
+
+def test_a_run_that_has_failed_on_a_device_is_reported_once(rig: Rig) -> None:
+    run, _ = rig.start(1)
+    fail_on_a_device(run)
+    reports = [rig.runs.failed_on_devices() for _ in range(2)]
+    assert [len(each) for each in reports] == [0, 1]
+    later, _ = rig.start(2)
+    fail_on_a_device(later)
+    assert rig.runs.failed_on_devices() == []
+    ((sequence, _),) = rig.runs.failed_on_devices()
+    assert sequence == 2

@@ -12,7 +12,6 @@ of the run on all of them. So if a run takes long, this host looks at each shard
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
@@ -40,6 +39,9 @@ class JointRun:
 
     `closing_status` returns why a world was closed; OK if it is open. If the run's world was closed, that is the cause
     of the run's error, which otherwise only says that a connection was closed.
+
+    `former` is the run before this one in the same world, until this one is known to have ended. Runs of a world end in
+    their order, so the former one has then ended as well.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class JointRun:
         ordinals: tuple[int, ...],
         token: RunToken,
         outputs: Sequence[DeviceArray],
-        closing_status: Callable[[int], Status] = lambda world: OK,
+        closing_status: Callable[[int], Status],
+        former: JointRun | None,
     ) -> None:
         self._closing_status = closing_status
         self.world = world
@@ -58,6 +61,7 @@ class JointRun:
         self.state = RunState.RUNNING
         self.is_awaited = False  # a later run waits for it
         self.output = outputs[0] if outputs else None  # until the run has ended
+        self.former = former
         self._token = token
 
     def block_until_ready(self) -> None:
@@ -71,11 +75,24 @@ class JointRun:
         else:
             self.state = RunState.SUCCEEDED
         finally:
-            self.output = None
+            former, self.output, self.former = self.former, None, None
+            while former is not None and former.state is RunState.RUNNING:  # no thread has waited for it
+                following, former.output, former.former = former.former, None, None
+                former = following
 
     def raise_cause(self) -> None:
         """Raise the error for which the run's world was closed, if it was. Call this if a result has an error."""
         self._closing_status(self.world).raise_if_error()
+
+    def unended(self) -> list[JointRun]:
+        """Return this run and those before it in its world that are not known to have ended, in order. Any thread."""
+        found: list[JointRun] = []
+        run: JointRun | None = self
+        while run is not None and run.state is RunState.RUNNING:
+            found.append(run)
+            run = run.former
+        found.reverse()
+        return found
 
 
 class JointRuns:
@@ -85,25 +102,33 @@ class JointRuns:
         threads: Wait for runs.
         shards: Returns the shards of an array.
         guard: Protects arrays from being deleted while they are examined.
+        closing_status: Returns why a world was closed; OK if it is open.
     """
 
-    def __init__(self, threads: Pool, shards: Callable[[Any], Sequence[DeviceArray]], guard: DeletionGuard) -> None:
+    def __init__(
+        self,
+        threads: Pool,
+        shards: Callable[[Any], Sequence[DeviceArray]],
+        guard: DeletionGuard,
+        closing_status: Callable[[int], Status] = lambda world: OK,
+    ) -> None:
         self._threads = threads
         self._shards = shards
         self._guard = guard
+        self._closing_status = closing_status
         self._last: dict[int, JointRun] = {}  # by world; 0 is the island
-        self._lock = threading.Lock()
-        self._running: list[JointRun] = []  # not known to have ended, in order
-        self._seen: set[JointRun] = set()  # those at the last call of `failed_on_devices`
+        self._seen: set[JointRun] = set()  # those that had not ended at the last call of `failed_on_devices`
+        self._reported: set[JointRun] = set()  # those of them that have failed on a device
 
-    def started(self, run: JointRun) -> None:
-        """Record a run."""
-        if run.world not in self._last:  # worlds come and go
+    def start(
+        self, world: int, sequence: int, ordinals: tuple[int, ...], token: RunToken, outputs: Sequence[DeviceArray]
+    ) -> JointRun:
+        """Return the record of a run that has started."""
+        former = self._last.get(world)
+        if former is None:  # worlds come and go
             self._last = {world: last for world, last in self._last.items() if last.state is not RunState.SUCCEEDED}
-        self._last[run.world] = run
-        if len(run.ordinals) > 1 and run.output is not None:
-            with self._lock:
-                self._running.append(run)
+        run = self._last[world] = JointRun(world, sequence, ordinals, token, outputs, self._closing_status, former)
+        return run
 
     def awaits(self, world: int, ordinals: tuple[int, ...], inputs: Iterable[Buffer], wake: Callable[[], None]) -> bool:
         """Return whether a run with these inputs has to wait for the former one. If so, call `wake` when that ends.
@@ -137,16 +162,11 @@ class JointRuns:
         Call this once a second, on any one thread. A run is examined from the second call on, and reported once. Does
         not block.
         """
-        with self._lock:
-            # Runs of a world end in their order.
-            ended = {run.world: at for at, run in enumerate(self._running) if run.state is not RunState.RUNNING}
-            self._running = [run for at, run in enumerate(self._running) if at > ended.get(run.world, -1)]
-            long = [run for run in self._running if run in self._seen]
-            self._seen = set(self._running)
+        running = [run for last in list(self._last.values()) for run in last.unended() if len(run.ordinals) > 1]
+        long = [run for run in running if run in self._seen and run not in self._reported]
         failed = {run: error for run in long if (error := self._error_of(run)) is not None}
-        if failed:
-            with self._lock:
-                self._running = [run for run in self._running if run not in failed]
+        self._seen = set(running)
+        self._reported = (self._reported & self._seen) | failed.keys()
         return [(run.sequence, error) for run, error in failed.items()]
 
     def _error_of(self, run: JointRun) -> Status | None:

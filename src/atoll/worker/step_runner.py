@@ -43,7 +43,7 @@ from atoll.worker.future_arrays import (
 )
 from atoll.worker.host_functions import Functions
 from atoll.worker.host_network import HostNetwork, is_small_and_ready
-from atoll.worker.joint_runs import JointRun, JointRuns
+from atoll.worker.joint_runs import JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, MemoryHolds, TypeKeys, share
 
 # Sessions that wait at the same time for arrays that belong to another world, or for joint runs.
@@ -77,7 +77,7 @@ class StepRunner:
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-for-arrays")
-        self.joint_runs = JointRuns(self._waits, backend.shards, self.deletions)
+        self.joint_runs = JointRuns(self._waits, backend.shards, self.deletions, functions.placer.closing_status)
         self.holds = MemoryHolds()
         self.client_reads = ClientReads(backend, data_port, self.holds, report)
         self._client_runs = ClientRunThreads()
@@ -112,11 +112,12 @@ class StepRunner:
     def _try_prepare_call(self, step: p.Execute, values: dict[int, Buffer], wake: Callable[[], None]) -> bool:
         if self._placer.awaits(step.function, wake):
             return False
-        function = self._followers.in_open_world(step.function)
+        function = self._records.get(step.function)
+        if function.home is not None:
+            function = self._followers.in_open_world(step.function)
         world, worlds = function.loaded.world, self._backend.worlds
-        if function.loaded.is_joint and self.joint_runs.awaits(
-            world, function.ordinals, [values[value] for value in step.inputs], wake
-        ):
+        inputs = map(values.__getitem__, step.inputs)
+        if function.loaded.is_joint and self.joint_runs.awaits(world, function.ordinals, inputs, wake):
             return False
         away = self._away(step.inputs, values, world)
         if not away or worlds is None:
@@ -208,8 +209,10 @@ class StepRunner:
                 buffer.leave_memory()
         else:
             outputs, token = loaded.execute(arguments, unit.sequence, stream)
-        run = self._note_joint_run(function, unit.sequence, token, outputs) if loaded.is_joint else None
         value, world, may_fail_late = step.first_output, loaded.world, function.may_fail_late
+        run = None
+        if loaded.is_joint:
+            run = self.joint_runs.start(world, unit.sequence, function.ordinals, token, outputs)
         for array, key in zip(outputs, function.output_keys, strict=True):
             values[value] = Buffer(array, key, COMPUTED, None, run, world, may_fail_late)
             value += 1
@@ -234,13 +237,6 @@ class StepRunner:
         for position in step.preserved:
             arguments[position] = self._backend.copy(arguments[position])
         return arguments
-
-    def _note_joint_run(self, function: Function, sequence: int, token: Any, outputs: Sequence[Any]) -> JointRun:
-        """Return the record of a run that has started on several islands together."""
-        world, closing_status = function.loaded.world, self._placer.closing_status
-        run = JointRun(world, sequence, function.ordinals, token, outputs, closing_status)
-        self.joint_runs.started(run)
-        return run
 
     def _copy_shared_memory(
         self, donated: tuple[int, ...], buffers: list[Buffer], arguments: list[Any]
