@@ -120,6 +120,10 @@ class DelegatedUnits:
         self.to_dispatcher = to_dispatcher
 
     def report(self, *messages: Any) -> None:
+        if not self.in_flight:  # nearly always, and this is on the path of every unit
+            for message in messages:
+                self.to_controller(message)
+            return
         own: list[Any] = []
         for message in messages:
             if type(message) is m.Done:
@@ -146,6 +150,11 @@ class DelegatedUnits:
         """Return the units in flight that belong to this gang of the controller."""
         own = [sequence for sequence, (run, _) in list(self.in_flight.items()) if run.message.sequence == gang]
         return own or [gang]
+
+
+_HANDLED = frozenset(
+    (UnitsEnded, m.Run, m.RevokeRuns, m.SetRunLimit, m.RegisterPlan, m.DropPlan, m.DropRun, m.CloseStore)
+)
 
 
 class DelegatedRunDispatcher:
@@ -180,15 +189,17 @@ class DelegatedRunDispatcher:
     def handle(self, message: Any) -> None:
         """Handle a message of the executor's thread, and forward it unless it is for a delegated run."""
         kind = type(message)
-        if kind is UnitsEnded:
+        if kind not in _HANDLED or (kind is m.Run and not (message.ahead and message.plan in self._plans)):
+            self._execute(message)  # first, since these are most messages
+        elif kind is m.Run:
+            self._runs[message.sequence] = HostRun(message, *self._plans[message.plan], message.segments)
+            self._dispatch(message.session)
+        elif kind is UnitsEnded:
             for each in message.messages:
                 self._ended(each)
             if not message.messages:  # bytes have arrived
                 for session in list({run.message.session: None for run in self._runs.values()}):
                     self._dispatch(session)
-        elif kind is m.Run and message.ahead and message.plan in self._plans:
-            self._runs[message.sequence] = HostRun(message, *self._plans[message.plan], message.segments)
-            self._dispatch(message.session)
         elif kind is m.RevokeRuns:
             self._revoke(message.session)
         elif kind is m.SetRunLimit:
@@ -214,8 +225,6 @@ class DelegatedRunDispatcher:
             self._drop([self._runs[message.run]] if message.run in self._runs else [], message)
         elif kind is m.CloseStore:
             self._drop(self._of(message.session), message)
-        else:
-            self._execute(message)
 
     def _drop(self, runs: list[HostRun], message: Any) -> None:
         """Drop runs. Later runs of the session may need their results, so these await the controller's decision."""

@@ -99,34 +99,35 @@ class PlanExecutor:
 
     def handle(self, message: Any) -> None:
         """Handle a message of the controller, or an Outcome. The messages of a session are processed in order."""
-        if type(message) is m.Run:
+        kind = type(message)
+        if kind is m.Run:
             self._run(message)
-        elif type(message) is m.Dispatch:
+        elif kind is m.Dispatch:
             self._dispatch(message)
-        elif type(message) in (m.Free, m.DropRun, m.SpillRequest, m.CloseStore):
+        elif kind in (m.Free, m.DropRun, m.SpillRequest, m.CloseStore):
             self._do_in_order(message.session, message)
-        elif type(message) is m.DropFunction:
+        elif kind is m.DropFunction:
             self._do_in_order(self._steps.session_of(message.function), message)
-        elif type(message) is m.RegisterPlan:
+        elif kind is m.RegisterPlan:
             self._plans[message.plan] = message.definition
             if _only_reads(message.definition):
                 self._reading_plans.add(message.plan)
             if message.acknowledge:
                 self._report(m.PlanRegistered(message.plan))
-        elif type(message) is m.DropPlan:
+        elif kind is m.DropPlan:
             self._plans.pop(message.plan, None)
             self._reading_plans.discard(message.plan)
-        elif type(message) is Outcome:
+        elif kind is Outcome:
             self._end_futures(message)
-        elif type(message) is m.CollectiveEnded:
+        elif kind is m.CollectiveEnded:
             was_skipped = self._collectives.ended(message.sequence)
             if self._steps.joint_runs.ended(message.sequence) or was_skipped:
                 self.resume_blocked()
-        elif type(message) is m.ShareBuffers:
+        elif kind is m.ShareBuffers:
             self._share(message)
-        elif type(message) is m.OpenStore:
+        elif kind is m.OpenStore:
             self._stores.setdefault(message.session, Store())
-        elif type(message) is m.ReportStores:
+        elif kind is m.ReportStores:
             contents = (
                 m.StoreContent(session, tuple(store.handles()), session in self._blocked)
                 for session, store in self._stores.items()

@@ -19,7 +19,8 @@ class Submissions:
     Args:
         messages: The queue of the executor's thread. It also gets messages from elsewhere, which have no order.
         handle: Handles a message, on either thread.
-        is_short: Returns whether a message is handled within microseconds, without waiting. Called between messages.
+        is_short: Returns whether a message is handled within microseconds, without waiting. Called when all messages
+            that were submitted before have been handled.
         on_handled: Called when the submitting thread has handled a message.
     """
 
@@ -42,19 +43,17 @@ class Submissions:
     def add(self, message: Any) -> None:
         """Handle a message, or queue it. Safe on any thread."""
         with self._submitting:
-            if self._queued == self._handled and self._is_handled_now(message):
+            if self._queued == self._handled and self._is_short(message) and self._is_handled_now(message):
                 self._on_handled()
             else:
                 self._queued += 1
                 self._messages.put(message)
 
     def _is_handled_now(self, message: Any) -> bool:
-        """Handle the message if it is short and the executor's thread is idle. Return whether it was handled."""
+        """Handle the message if the executor's thread is idle. Return whether it was handled."""
         if not self._handling.acquire(blocking=False):
             return False
         try:
-            if not self._is_short(message):
-                return False
             self._handle(message)
             return True
         finally:
