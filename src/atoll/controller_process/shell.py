@@ -552,9 +552,9 @@ class ControllerShell(StateMachine[ShellState]):
             return
         message = action.message
         if (
-            isinstance(message, _CANNOT_WAIT)
+            self.lease is not None  # seldom, so first
+            and isinstance(message, _CANNOT_WAIT)
             and isinstance(connection, Connection)
-            and self.lease is not None
             and not self.lease.holds()
         ):
             self._drop_unfenced(action.connection, connection)

@@ -207,7 +207,10 @@ class GangCharges:
 def _charge(run: GangRun, busy: int, uncharged: int) -> None:
     """Add device time of a gang, in nanoseconds. A part of it may have been charged to the account in advance."""
     run.device_ns += busy
-    _add(run.launch.program.account, uncharged)
+    account = run.launch.program.account
+    account.device_ns += uncharged
+    if account.is_idle:
+        account.wake()
 
 
 def _add(account: Account, nanoseconds: int) -> None:

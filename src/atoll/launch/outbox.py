@@ -148,9 +148,13 @@ class Outbox:
 
     def to_hosts(self, hosts: tuple[int, ...], message: Any) -> None:
         """Send the same message to several hosts. It is encoded once."""
-        if self._relays.is_empty:
+        if self._relays.is_empty:  # without a call per host
+            connections, last, actions = self._hosts, self._last, self._actions
             for host in hosts:
-                self.to_host(host, message)
+                connection = connections.get(host)
+                if connection is not None:
+                    last[host] = len(actions)
+                    actions.append(Send(self.cause, connection, message))
             return
         for relay, some in self._relays.partition(hosts):
             if relay is not None:

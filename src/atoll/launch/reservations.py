@@ -188,16 +188,19 @@ class Reservations:
         if fresh:
             # The gang is a user until it has ended, even if the client releases the buffer before.
             if len(fresh) == 1:  # nearly every gang that has results
-                blocks = [ledger.take(fresh[0][1], owner, account, users=2)]
+                value, requirement = fresh[0]
+                block = ledger.take(requirement, owner, account, users=2)
+                entries[value].blocks.add(block)
+                run.blocks.append(block)
             else:
                 blocks = ledger.take_all([requirement for _, requirement in fresh], owner, account, users=2)
-            for (value, _), block in zip(fresh, blocks, strict=True):
-                own = entries[value].blocks
-                if own:
-                    own.add(block)
-                else:  # nearly always
-                    own[block] = None
-            run.blocks += blocks
+                for (value, _), block in zip(fresh, blocks, strict=True):
+                    own = entries[value].blocks
+                    if own:
+                        own.add(block)
+                    else:  # nearly always
+                        own[block] = None
+                run.blocks += blocks
         if need.inherited:
             for entry, donor, block in need.inherited:
                 donor.blocks.remove(block)

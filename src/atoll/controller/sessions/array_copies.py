@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -121,6 +121,11 @@ class ArrayCopies:
     def running(self) -> Mapping[VersionKey, CopyRun]:
         """The runs that make copies, by version."""
         return self._runs
+
+    @property
+    def work(self) -> tuple[Collection[Any], ...]:
+        """Return the containers of work for `proceed`. All are empty if there is no such work."""
+        return self._runs, self.due, self._queues
 
     # ---- events
 
@@ -248,7 +253,7 @@ class ArrayCopies:
 
     def proceed(self) -> None:
         """Record the copies that are complete, and examine more versions."""
-        if not (self._runs or self.due or self._queues):  # nearly always, at the end of each turn of the controller
+        if not any(self.work):
             return
         for run in [each for each in self._runs.values() if self._has_ended(each)]:
             self._ended(run)

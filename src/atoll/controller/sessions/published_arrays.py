@@ -109,6 +109,19 @@ class PublishedArrays:
         self._reservations = launcher.reservations
         self._spiller = spiller
         self._vaults = vaults
+        reads = self.reads
+        self._work = (  # of the flushes; all are empty at nearly every one
+            self.begun,
+            self.due,
+            self.replies,
+            vaults.leaving.waiting,
+            *self.copies.work,
+            self.files.due,
+            reads.leaving,
+            reads.ends.waiting,
+            reads.starts.waiting,
+            reads.begun,
+        )
 
     # ---- publishing
 
@@ -250,6 +263,9 @@ class PublishedArrays:
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
+        if not any(self._work) and self._decisions.completes_in_steps:
+            self._vaults.proceed()
+            return
         if self.begun:
             self._proceed_publications()
         if not self._decisions.completes_in_steps:
