@@ -100,7 +100,11 @@ class ResponseStream:
         response.meta.seq_num = OUT_OF_SEQUENCE
         if ended_context:
             self.ended_contexts.append(ended_context)
-        self._put(response.SerializeToString())
+        content = response.SerializeToString()
+        if self._waiting:
+            self._put(content)
+        else:
+            self._write(content)
         if self._is_recording:
             self._on_response(response.meta.op_id)
 

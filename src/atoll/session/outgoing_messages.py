@@ -47,8 +47,9 @@ class Outgoing:
         wait: int = 0,
     ) -> None:
         released, self._released = tuple(self._released), []
-        ends = tuple(arguments), tuple(results), tuple(feeds)
-        self._send(m.Launch(program, *ends, traceback_id, credits, released, contents, wait))
+        inputs, outputs = tuple(arguments), tuple(results)
+        message = m.Launch(program, inputs, outputs, tuple(feeds), traceback_id, credits, released, contents, wait)
+        self._send(message)
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""
