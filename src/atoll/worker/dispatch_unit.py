@@ -58,6 +58,8 @@ class DispatchUnit(msgspec.Struct, eq=False):
 
     def take_rows(self) -> tuple[m.RowsMoved, ...]:
         """Remove and return the report about rows, which precedes the report of the end. Safe on any thread."""
+        if not self.rows:  # nearly always
+            return ()
         found = []
         with suppress(IndexError):  # all are taken, by this thread or another one
             while True:
