@@ -52,22 +52,23 @@ def collectives(pair: tuple[int, int], scale: float, progress: str, stop: str) -
     step = jax.jit(
         jax.shard_map(lambda x: x * 0 + jax.lax.psum(x.sum(), "x"), mesh=mesh, in_specs=spec, out_specs=spec)
     )
-    values = np.arange(16.0) * scale
-    expected = np.full_like(values, values.sum())
+    # Successive sums differ, so that the value is wrong if the islands take part in different ones.
+    values = [np.arange(16.0) * scale * factor for factor in (1.0, 2.0, 3.0)]
+    expected = [np.full_like(each, each.sum()) for each in values]
     count = losses = wrong = 0
-    x: Any = None
+    arrays: list[Any] = []
     while not os.path.exists(stop):
         try:
-            if x is None:
-                x = jax.device_put(values, NamedSharding(mesh, spec))
-            results = [step(x) for _ in range(IN_FLIGHT)]
-            for result in results:
-                wrong += not np.array_equal(np.asarray(result), expected)
+            if not arrays:
+                arrays = [jax.device_put(each, NamedSharding(mesh, spec)) for each in values]
+            results = [step(arrays[each % len(arrays)]) for each in range(IN_FLIGHT)]
+            for number, result in enumerate(results):
+                wrong += not np.array_equal(np.asarray(result), expected[number % len(arrays)])
                 count += 1
         except jax.errors.JaxRuntimeError as error:
             if "DATA_LOSS" not in str(error):
                 raise
-            x, losses = None, losses + 1
+            arrays, losses = [], losses + 1
         Path(f"{progress}.new").write_text(str(count))
         os.replace(f"{progress}.new", progress)
     return count, losses, wrong

@@ -319,9 +319,9 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
     assert first.sequence not in play.controller.launcher.in_flight
 
 
-@pytest.mark.parametrize(("decisions", "ends"), [(9, False), (10, True)], ids=["before", "now"])
-def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends(decisions: int, ends: bool) -> None:
-    play = Play("2x1x1", decisions=decisions)
+def play_with_a_partly_begun_run(**settings: Any) -> tuple[Play, Any, Any]:
+    """Return a play in which only the second island has begun a run, and the runs of its argument and of itself."""
+    play = Play("2x1x1", **settings)
     with_function(play)
     both = on(0, 1)
     play.send(m.RegisterProgram(3, single("f", (both,), Call(1, (0,), (both,), (0, 1)))))
@@ -335,13 +335,41 @@ def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends
         play.send(m.Launch(5, (), (handle,), ()))
     (begun,) = runs(play.send(m.Launch(3, (10,), (11,), ())))
     play.send(m.Await(5, (11,)))
-    play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
+    return play, put, begun
+
+
+def closed_worlds(sent: list[tuple[Any, Any]]) -> list[tuple[Any, bool, tuple[int, ...]]]:
+    """Return the receivers of `CloseWorld`, whether there is a successor, and the runs that have ended."""
+    return [(name, each.successor > 0, each.ended) for name, each in sent if type(each) is m.CloseWorld]
+
+
+@pytest.mark.parametrize(("decisions", "ends"), [(9, False), (10, True)], ids=["before", "now"])
+def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends(decisions: int, ends: bool) -> None:
+    play, put, begun = play_with_a_partly_begun_run(decisions=decisions)
+    play.worker(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
+    closed = [(("host", 0), True, ()), (("host", 1), True, (begun.sequence,))]
+    assert closed_worlds(play.sent()) == (closed if ends else [])
     sent = sent_until(play, 20)
-    replaced = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
-    assert replaced == ([("host", 0), ("host", 1)] if ends else [])
     restarted = [message for _, message in sent if type(message) is m.RestartIsland]
-    assert [message.island for message in restarted] == [1] * ends
+    assert [message.island for message in restarted] == [1] * ends, "it does not end"
     assert (begun.sequence in play.controller.launcher.in_flight) != ends
+
+
+def test_a_run_that_another_island_never_begins_since_its_session_has_ended_ends() -> None:
+    play, _, begun = play_with_a_partly_begun_run()
+    play.close(play.session)
+    assert closed_worlds(play.sent()) == [(("host", 0), True, ()), (("host", 1), True, (begun.sequence,))]
+
+
+@pytest.mark.parametrize(("decisions", "names"), [(9, False), (10, True)], ids=["before", "now"])
+def test_a_lost_island_ends_the_runs_that_others_have_not_begun(decisions: int, names: bool) -> None:
+    play = Play("2x1x1", decisions=decisions)
+    with_function(play)
+    sent = [runs(play.send(m.Launch(1, (), (handle,), ()))) for handle in (11, 12)]
+    play.outbox()
+    play.lose(1, "its connection broke")
+    ended = tuple(here.sequence for here, _ in sent)
+    assert closed_worlds(play.sent()) == [(("host", 0), False, ended * names)]
 
 
 def test_islands_of_other_platforms_run_nothing_together():

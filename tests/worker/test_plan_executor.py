@@ -147,6 +147,33 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
 
 
 @BEHAVIOURS.add
+def it_begins_no_run_that_has_ended_with_its_world(rig: Rig) -> None:
+    name = rig.function(add, spec(), spec())
+    a, segments = rig.ones(), doubling_segments(name)
+    bad = p.Segment(0, (p.Execute("no such", (0, 0), 1, (), (), False),), (3,), collective=True)
+    left_out, _ = start_segments(rig, (bad,), a)
+    assert rig.reports.get(timeout=SECONDS).sequence == left_out
+    collective = msgspec.structs.replace(segments[0], results=(1,), drops=(), collective=True)
+    blocked, _ = start_segments(rig, (collective,), a)
+    until(lambda: left(rig).blocked_collectives == 1)
+    on_its_way = blocked + 3
+    closing = m.CloseWorld(7, Status(Code.DATA_LOSS, "host 1 is gone"), ended=(left_out, blocked, on_its_way))
+    rig.executor.units.end(closing.ended, closing.status)
+    arrived, _ = start_segments(rig, (collective,), a)
+    rig.executor.submit(closing)
+    rig.executor.submit(m.CollectiveEnded(left_out))
+    failed = [rig.reports.get(timeout=SECONDS) for _ in range(2)]
+    assert [each.sequence for each in failed] == [blocked, arrived]
+    assert arrived == on_its_way
+    for each in failed:
+        assert (each.status.code, each.status.message) == (Code.DATA_LOSS, "host 1 is gone (in train_step)")
+        rig.executor.submit(m.CollectiveEnded(each.sequence))
+    later, _ = start_segments(rig, (collective,), a)
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == later
+    assert not rig.executor.plan_executor.ended_runs
+
+
+@BEHAVIOURS.add
 def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
     a = rig.ones()

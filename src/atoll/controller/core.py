@@ -42,7 +42,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.errors import invalid
+from atoll.errors import Status, invalid
 from atoll.journal.event_log import EventLog
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
@@ -66,7 +66,8 @@ from atoll.security.tokens import Tokens
 from atoll.state.buffer_directory import SpilledArray
 from atoll.state.estimates import Estimates
 from atoll.state.programs import RegisteredProgram
-from atoll.state.session import Session
+from atoll.state.queued_nodes import QueuedNode
+from atoll.state.session import GangRun, Session
 from atoll.state.stepped_work import Bug
 from atoll.state.usage import Meter
 from atoll.telemetry.consistency import Checks
@@ -663,6 +664,11 @@ class Controller:
 
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)
+
+    def end_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
+        name = node.gangs[0].run.launch.program.name
+        text = f"{name} failed before all of its islands had begun it: {status.message}"
+        self._worlds.replace(node, status.reworded(text))
 
     def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief

@@ -93,6 +93,7 @@ class Launcher:
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self.left_out = LeftOutCollectives(self.in_flight, outbox)
         self._awaits_processes = shared.decisions.awaits_processes
+        self._counts_dropped_gangs = shared.decisions.counts_dropped_gangs
         self.charges = GangCharges(trace, shared.decisions.exact_charges)
         self.remains = shared.remains
         self._resources = resources
@@ -657,8 +658,26 @@ class Launcher:
         if self._sequential is not None:
             for node in launch.nodes:
                 self._sequential.finish(node)
+        if unstarted:
+            for node in launch.nodes:
+                self._end_if_partly_begun(node, status)
         for _ in unstarted:
             self.count_ended_gang(launch)
+
+    def _end_if_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
+        """Have islands end a node that they may have begun together with others, if those dropped it.
+
+        They would wait for the others, or meet a later node that these begin. If an island of the node is lost, its
+        world is closed anyway.
+        """
+        gangs = node.gangs
+        if len(gangs) < 2 or not gangs[0].run.spec.collective or gangs[0].run.spec.is_apart:
+            return
+        states = {gang.state for gang in gangs}
+        islands = [self._resources.islands[gang.island] for gang in gangs]
+        is_partly_begun = GangState.RUNNING in states and GangState.DROPPED in states
+        if is_partly_begun and self._counts_dropped_gangs and all(island.works for island in islands):
+            self._services.end_partly_begun(node, status)
 
     def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
         """Drop the gangs of a failing launch that have not started. Return them."""
@@ -689,6 +708,8 @@ class Launcher:
         nodes = self.scheduler.drop_session(session.number)
         for dropped in nodes:
             self.reservations.dropped(dropped)
+        for dropped in nodes:
+            self._end_if_partly_begun(dropped.node, _ended(session.number))
         later = [dropped for dropped in nodes if not dropped.node.is_delegated]
         for dropped in nodes:
             if dropped.node.is_delegated:

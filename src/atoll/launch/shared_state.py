@@ -20,7 +20,10 @@ from atoll.state.session import Session
 from atoll.state.stepped_work import Remains
 
 if TYPE_CHECKING:
+    from atoll.errors import Status
     from atoll.launch.memory_waits import MemoryWait
+    from atoll.state.queued_nodes import QueuedNode
+    from atoll.state.session import GangRun
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,6 +53,9 @@ class LaunchServices(Protocol):
 
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         """Drop a spilled array that is not needed any more."""
+
+    def end_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
+        """Have the islands that have begun a failing node end it, because others never begin it."""
 
     def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         """Free memory of a device for a node that waits for it.

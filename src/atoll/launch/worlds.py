@@ -7,7 +7,7 @@ place when a function needs it again. Tenants share no worlds, because a failure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -77,6 +77,7 @@ class Worlds:
         self._in_flight = launcher.in_flight
         self._resources = shared.resources
         self._outbox = shared.outbox
+        self._names_ended_runs = shared.decisions.names_ended_runs
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
         self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
         self._next = 1
@@ -131,8 +132,9 @@ class Worlds:
             if world_of(gang.node) == key:
                 gang.run.failure = gang.run.failure or message.status.within(gang.run.launch.program.name)
         self._left &= nodes.keys()
-        self._left.update(number for number, node in nodes.items() if world_of(node) == key)
-        self._close(world, message.status)
+        left = {number for number, node in nodes.items() if world_of(node) == key}
+        self._left |= left
+        self._close(world, message.status, left)
         return world.functions
 
     def start_waiting(self, works: IslandReady | IslandRestarted) -> None:
@@ -146,9 +148,10 @@ class Worlds:
         closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
         nodes = {gang.node.number: gang.node for gang in self._in_flight.values()}
         self._left &= nodes.keys()
-        self._left.update(number for number, node in nodes.items() if world_of(node) in closed)
-        for world in closed.values():
-            self._close(world, ended.status)
+        for key, world in closed.items():
+            left = {number for number, node in nodes.items() if world_of(node) == key}
+            self._left |= left
+            self._close(world, ended.status, left)
 
     def has_left(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether the world in which a run in flight began was closed, even if a new world has replaced it."""
@@ -165,10 +168,11 @@ class Worlds:
         if key is None or world is None or self.has_left(node):
             return False
         self._left &= {gang.node.number for gang in self._in_flight.values()}
-        self._left.update(each.number for each in (node, *others) if world_of(each) == key)
+        left = {each.number for each in (node, *others) if world_of(each) == key}
+        self._left |= left
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
-        self._close(world, status, new.number)
+        self._close(world, status, left, new.number)
         self._worlds[key] = new
         self._start(new)
         return True
@@ -188,10 +192,16 @@ class Worlds:
         named = world.islands if self._resources.compile_first(world.islands) else ()  # older workers do not read it
         return m.JoinWorld(world.number, rank, len(world.hosts), address, named)
 
-    def _close(self, world: World, status: Status, successor: int = 0) -> None:
+    def _close(self, world: World, status: Status, left: Container[int], successor: int = 0) -> None:
+        """Have the hosts close a world. The nodes that have `left` it may not have begun on all hosts."""
         del self._worlds[world.tenant, world.islands]
+        ended: dict[int, list[int]] = {}
+        for gang in self._in_flight.values() if self._names_ended_runs else ():
+            if gang.node.number in left:
+                for host in gang.run.hosts_left:
+                    ended.setdefault(host, []).append(gang.sequence)
         for host in world.hosts:
-            self._outbox.to_host(host, m.CloseWorld(world.number, status, successor))
+            self._outbox.to_host(host, m.CloseWorld(world.number, status, successor, tuple(ended.get(host, ()))))
 
     def _close_idle(self, tenant: str) -> None:
         """Close worlds of the tenant that no function uses, except those that were used last."""
@@ -202,4 +212,4 @@ class Worlds:
         used = {_possible_world_of(gang.node) for gang in self._in_flight.values()}
         idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
-            self._close(each, Status(Code.CANCELLED, "no function used this world"))
+            self._close(each, Status(Code.CANCELLED, "no function used this world"), ())

@@ -67,9 +67,11 @@ class Decisions:
         drops_sources: A host drops the source of a function that its session has released before the source arrived
             there. Before, it compiled the function, and kept it forever.
         counts_dropped_gangs: If a launch fails when some of its islands have begun a function that computes over all of
-            them, these end it. Before, they waited forever for the islands that never began it.
+            them, these end it. Before, they waited forever for the islands that never began it, or met a later run.
         avoids_overruns: A new slice is on an island with a stopped run that has not ended only if no other island fits.
             Before, this run did not count.
+        names_ended_runs: A host learns which runs of a closed world must not begin in a later one. Before, such a run
+            could begin there and meet another run on the other hosts.
     """
 
     counts_lists: bool
@@ -101,6 +103,7 @@ class Decisions:
     drops_sources: bool
     counts_dropped_gangs: bool
     avoids_overruns: bool
+    names_ended_runs: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -135,4 +138,5 @@ class Decisions:
             drops_sources=number >= 10,
             counts_dropped_gangs=number >= 10,
             avoids_overruns=number >= 10,
+            names_ended_runs=number >= 10,
         )

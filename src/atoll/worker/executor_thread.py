@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.transfers.inbox import Inbox
-from atoll.worker.completion_reporter import CompletionReporter, Occupancy
+from atoll.worker.completion_reporter import Occupancy
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits, UnitsEnded
 from atoll.worker.future_arrays import Outcome
@@ -67,7 +67,7 @@ class ExecutorThread:
         self.plan_executor = PlanExecutor(
             steps, inbox, occupancy, watcher, ReadThreads(), lambda: messages.put(_Wake()), spill_store
         )
-        self.units = Units(self.plan_executor.reporter, occupancy, delegated, steps.joint_runs)
+        self.units = Units(self.plan_executor, occupancy, delegated, steps.joint_runs)
         handle = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all).handle
         self._submissions = Submissions(messages, handle, self.plan_executor.is_short, self._report_soon)
         self.submit = self._submissions.add
@@ -105,14 +105,15 @@ class Units:
 
     def __init__(
         self,
-        reporter: CompletionReporter,
+        plan_executor: PlanExecutor,
         occupancy: Occupancy,
         delegated: DelegatedUnits,
         joint_runs: JointRuns,
     ) -> None:
         self._occupancy = occupancy
         self._delegated = delegated
-        self.report_completed = reporter.report_completed
+        self.report_completed = plan_executor.reporter.report_completed
+        self.end = plan_executor.ended_runs.add
         self.failed_on_devices = joint_runs.failed_on_devices
 
     def running(self) -> tuple[int, ...]:

@@ -118,8 +118,10 @@ class MessageHandler:
                 self._worlds.join(message)
             case m.LoadInWorld():
                 self._functions.placer.load_in_world(message)
-            case m.CloseWorld():
+            case m.CloseWorld(status=status, ended=ended):
+                self._units.end(ended, status)
                 self._functions.close_world(message)
+                self._execute(message)
             case m.DropFunction(function=function):
                 if self._functions.session_of(function):  # blocked runs of the session may still need it
                     self._execute(message)

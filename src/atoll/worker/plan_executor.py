@@ -31,6 +31,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
+from atoll.worker.ended_runs import EndedRuns
 from atoll.worker.future_arrays import Outcome
 from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
@@ -89,6 +90,7 @@ class PlanExecutor:
         self._blocked: dict[int, deque[_Item]] = {}  # by session
         self._background: dict[int, list[DispatchUnit]] = {}  # by session
         self._collectives = CollectiveOrder()
+        self.ended_runs = EndedRuns()
 
     def is_short(self, message: Any) -> bool:
         """Return whether handling the message frees few buffers or reads few arrays, and nothing else."""
@@ -123,6 +125,8 @@ class PlanExecutor:
             was_skipped = self._collectives.ended(message.sequence)
             if self._steps.joint_runs.ended(message.sequence) or was_skipped:
                 self.resume_blocked()
+        elif kind is m.CloseWorld:
+            self._forget_ended(message)
         elif kind is m.ShareBuffers:
             self._share(message)
         elif kind is m.OpenStore:
@@ -145,6 +149,14 @@ class PlanExecutor:
             return False
         start = partial(self._read_threads.try_submit, session)
         return self._steps.client_reads.send(session, wanted, store.get(wanted.handle), start, otherwise)
+
+    def _forget_ended(self, message: m.CloseWorld) -> None:
+        """Fail the ended runs that are blocked, and forget those that had begun. All of them have arrived."""
+        items = [item for blocked in self._blocked.values() for item in blocked]
+        units = [each for each in items if type(each) is DispatchUnit]
+        units += [unit for some in self._background.values() for unit in some]
+        self.ended_runs.forget(message.ended, {unit.sequence for unit in units})
+        self.resume_blocked()
 
     def _share(self, message: m.ShareBuffers) -> None:
         """Share buffers between two sessions, at once. If a buffer is missing, its new handle has the error."""
@@ -266,6 +278,9 @@ class PlanExecutor:
             return True
         if plan_run.failure is not None:
             self._skip(unit, plan_run.failure)
+            return True
+        if self.ended_runs and (status := self.ended_runs.take(unit.sequence)) is not None:
+            self._fail(unit, store, status.within(plan.name))
             return True
         if unit.collective_index and not self._collectives.may_start(unit.collective_index):
             return False

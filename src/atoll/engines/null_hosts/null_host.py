@@ -160,7 +160,7 @@ class NullHost:
             data_port=self.port,
             execute=self._dispatcher.handle,
             renew=renew,
-            units=Units(self._reporter, occupancy, delegated, steps.joint_runs),
+            units=Units(self._executor, occupancy, delegated, steps.joint_runs),
             report=report,
             recorder=recorder,
             spill_store=spill_store,

@@ -299,12 +299,15 @@ class JoinWorld(Message, frozen=True, tag=180):
 class CloseWorld(Message, frozen=True, tag=181):
     """Leave a world, and drop its functions. Its runs in flight fail.
 
-    With a `successor`, compile its functions again in that world. Runs of these functions wait for that.
+    With a `successor`, compile its functions again in that world. Runs of these functions wait for that, except for the
+    runs that have `ended`. Runs that have ended and were sent to the host do not begin, and fail with the status. Other
+    hosts do not take part in them, so in a later world they would meet other runs.
     """
 
     world: int
     status: Status  # of its functions that are being compiled
     successor: int = 0
+    ended: tuple[int, ...] = ()  # sequence numbers
 
 
 class DropFunction(Message, frozen=True, tag=21):
