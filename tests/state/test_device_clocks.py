@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from atoll.state.device_clocks import DeviceClocks
 
 ALL, FIRST, LAST = {0: (0, 1)}, {0: (0,)}, {0: (1,)}
@@ -115,3 +117,18 @@ def test_a_delegated_run_with_pauses_is_charged_in_full_beside_a_transfer():
     clocks = DeviceClocks()
     assert clocks.ended((0,), ALL, (0, 10), computes=False) == (20, 10)
     assert clocks.busy_together(0, (0, 1), 12, 0, 0, 30) == 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_that_report_together_are_charged_as_one_by_one(seed: int) -> None:
+    """Some have had a transfer, other devices, or a later end before."""
+    rng, together, apart, now = random.Random(seed), DeviceClocks(), DeviceClocks(), 0
+    for _ in range(300):
+        now += rng.randrange(20)
+        hosts = tuple(rng.sample(range(6), rng.randint(1, 6)))
+        devices = {host: (0,) if rng.random() < 0.05 else (0, 1)[: 1 + host % 2] for host in hosts}
+        times = tuple(each for _ in hosts for each in (max(0, now - rng.randrange(60)), now - rng.randrange(10)))
+        computes = rng.random() < 0.9
+        found = [apart.ended((host,), devices, times[2 * i :][:2], computes) for i, host in enumerate(hosts)]
+        expected = sum(took for took, _ in found), max(longest for _, longest in found)
+        assert together.ended(hosts, devices, times, computes) == expected

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import mul, sub
 from typing import NamedTuple
 
 # Transfers that are remembered per host since its last computation. Time that overlaps older ones is charged twice.
@@ -26,13 +27,74 @@ class _Move(NamedTuple):
 
 @dataclass(slots=True)
 class _Host:
-    """The ends of the last computations on the devices of a host."""
+    """The stored form of the clock of a host: see `_Clocks`."""
 
-    devices: tuple[int, ...] = ()  # of the last gang
-    end: int = 0  # on all of `devices`
-    last: int = 0  # the latest on any device
-    ends: dict[int, int] = field(default_factory=dict)  # on other devices, by ordinal
-    moves: list[_Move] = field(default_factory=list)  # transfers that have ended since
+    devices: tuple[int, ...] = ()
+    end: int = 0
+    last: int = 0
+    ends: dict[int, int] = field(default_factory=dict)
+    moves: list[_Move] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """The ends of the last computations on the devices of hosts. All fields are by host.
+
+    The hosts of a gang report together, and mostly have nothing but the first three fields, so that all of them can be
+    read and changed at once.
+    """
+
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of the last gang
+    end: dict[int, int] = field(default_factory=dict)  # on all of `devices`
+    last: dict[int, int] = field(default_factory=dict)  # the latest on any device
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)  # on other devices, by ordinal
+    moves: dict[int, list[_Move]] = field(default_factory=dict)  # transfers that have ended since
+    moving: set[int] = field(default_factory=set)  # hosts with such transfers
+
+    @classmethod
+    def of(cls, hosts: Mapping[int, _Host]) -> _Clocks:
+        """Return the clocks from their stored form."""
+        made = cls()
+        for number, host in hosts.items():
+            made.add(number, host.devices)
+            made.end[number], made.last[number], made.ends[number] = host.end, host.last, host.ends
+            made.keep_moves(number, host.moves)
+        return made
+
+    def stored(self) -> dict[int, _Host]:
+        """Return the stored form."""
+        end, last, ends, moves = self.end, self.last, self.ends, self.moves
+        return {
+            number: _Host(devices, end[number], last[number], ends[number], moves[number])
+            for number, devices in self.devices.items()
+        }
+
+    def add(self, host: int, devices: tuple[int, ...]) -> None:
+        """Add a host of which no gang has ended."""
+        self.devices[host] = devices
+        self.end[host] = self.last[host] = 0
+        self.ends[host], self.moves[host] = {}, []
+
+    def switch(self, host: int, devices: tuple[int, ...]) -> None:
+        """Change `devices` and `end` of a host to the devices of the next gang."""
+        ends = self.ends[host]
+        ends.update(dict.fromkeys(self.devices[host], self.end[host]))
+        self.devices[host] = devices
+        self.end[host] = max([ends.get(device, 0) for device in devices], default=0)
+
+    def keep_moves(self, host: int, moves: list[_Move]) -> None:
+        """Set the transfers of a host."""
+        self.moves[host] = moves
+        if moves:
+            self.moving.add(host)
+        else:
+            self.moving.discard(host)
+
+    def forget(self, host: int) -> None:
+        """Forget a host."""
+        for each in (self.devices, self.end, self.last, self.ends, self.moves):
+            each.pop(host, None)
+        self.moving.discard(host)
 
 
 class DeviceClocks:
@@ -44,7 +106,7 @@ class DeviceClocks:
 
     def __init__(self, is_exact: bool = True) -> None:
         self._is_exact = is_exact
-        self._hosts: dict[int, _Host] = {}
+        self._hosts = _Clocks()
 
     def ended(
         self,
@@ -59,59 +121,106 @@ class DeviceClocks:
         ends are reported.
 
         Args:
-          hosts: the hosts of the gang.
+          hosts: the hosts of the gang, without repetitions.
           devices: the ordinals of its devices, by host.
           times: for each host, the gang's dispatch and its end.
           computes: whether the gang computes. If not, it is a transfer.
         """
-        known, found, longest = self._hosts, 0, 0
-        # Most gangs have one host.
-        ends = (hosts + times,) if len(hosts) == 1 else zip(hosts, times[::2], times[1::2], strict=True)
+        clocks, found, longest = self._hosts, 0, 0
+        if len(hosts) == 1:  # most gangs
+            ends: Iterable[tuple[int, ...]] = (hosts + times,)
+        else:
+            at_once = self._ended_at_once(hosts, devices, times) if computes else None
+            if at_once is not None:
+                return at_once
+            ends = zip(hosts, times[::2], times[1::2], strict=True)
         for number, started, ended in ends:
-            its = devices[number]
-            host = known.get(number)
-            if host is None:
-                host = known[number] = _Host(its)
-            if its != host.devices:  # rare: most gangs have the devices of the gang before
-                self._switch(host, its)
+            its, known = devices[number], clocks.devices.get(number)
+            if its != known:  # rare: most gangs have the devices of the gang before
+                self._use(number, its)
             if not computes:
-                took = self._moved(host, its, started, ended)
+                took = self._moved(number, its, started, ended)
                 longest = max(longest, took)
                 found += took * len(its)
                 continue
-            if host.moves:
-                started, hidden = _beside(host, its, started, ended, self._is_exact)
-            else:
-                hidden = 0
-            if ended > host.last:
-                took = ended - (started if started > host.last else host.last) - hidden
-                if took > longest:
-                    longest = took
-                host.last = ended
-            if ended > host.end:
-                took = ended - (started if started > host.end else host.end) - hidden
-                if took > 0:
-                    found += took * len(its)
-                host.end = ended
+            hidden = 0
+            if clocks.moving and number in clocks.moving:
+                started, hidden = self._beside(number, its, started, ended)
+            end, last = clocks.end[number], clocks.last[number]
+            if end == last:  # nearly always
+                if ended > end:
+                    clocks.end[number] = clocks.last[number] = ended
+                    took = ended - (started if started > end else end) - hidden
+                    if took > 0:
+                        found += took * len(its)
+                        if took > longest:
+                            longest = took
+                continue
+            if ended > last:
+                longest = max(longest, ended - max(started, last) - hidden)
+                clocks.last[number] = ended
+            if ended > end:
+                found += max(0, ended - max(started, end) - hidden) * len(its)
+                clocks.end[number] = ended
         return found, longest
 
-    def _moved(self, host: _Host, its: tuple[int, ...], started: int, ended: int) -> int:
+    def _ended_at_once(
+        self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]
+    ) -> tuple[int, int] | None:
+        """Note that a gang that computes has ended, at a cost that hardly depends on the number of its hosts.
+
+        Return what `ended` returns. Return None, and note nothing, if one of the hosts has had transfers since its last
+        computation, or other devices in it.
+        """
+        clocks = self._hosts
+        its = [*map(devices.__getitem__, hosts)]
+        if its != [*map(clocks.devices.get, hosts)] or not clocks.moving.isdisjoint(hosts):
+            return None
+        starts, ends = times[::2], times[1::2]
+        before, last = [*map(clocks.end.__getitem__, hosts)], [*map(clocks.last.__getitem__, hosts)]
+        took = [*map(sub, ends, map(max, starts, before))]
+        longest = max(took if last == before else map(sub, ends, map(max, starts, last)))
+        if min(took) < 0:  # on hosts that have reported a later end
+            took = [max(0, each) for each in took]
+        clocks.end.update(zip(hosts, map(max, before, ends), strict=True))
+        clocks.last.update(zip(hosts, map(max, last, ends), strict=True))
+        return sum(map(mul, took, map(len, its))), max(0, longest)
+
+    def _use(self, number: int, devices: tuple[int, ...]) -> None:
+        """Note that the next gang of a host has other devices than the last one, or is its first."""
+        if number in self._hosts.devices:
+            self._hosts.switch(number, devices)
+        else:
+            self._hosts.add(number, devices)
+
+    def _moved(self, number: int, its: tuple[int, ...], started: int, ended: int) -> int:
         """Note that a transfer has ended. Return its time, less that of known computations and other transfers."""
-        began = max(started, host.end)
-        for each in [each for each in host.moves if each.ended > began]:  # mostly none: reads of small arrays are short
+        clocks = self._hosts
+        moves, began = clocks.moves[number], max(started, clocks.end[number])
+        for each in [each for each in moves if each.ended > began]:  # mostly none: reads of small arrays are short
             if _meet(each.devices, its):
                 began = max(began, each.ended)
         if began >= ended:
             return 0
-        host.moves.append(_Move(started, began, ended, its))
-        if len(host.moves) > _MAX_MOVES:
-            del host.moves[0]
+        clocks.keep_moves(number, [*moves, _Move(started, began, ended, its)][-_MAX_MOVES:])
         return ended - began
+
+    def _beside(self, number: int, its: tuple[int, ...], started: int, ended: int) -> tuple[int, int]:
+        """Return when a computation began, after the transfers before it, and the time of transfers since then.
+
+        Forget the transfers that ended before it, for its devices. See `_after`.
+        """
+        clocks = self._hosts
+        began, hidden, left = _after(clocks.moves[number], clocks.end[number], its, started, ended, self._is_exact)
+        clocks.keep_moves(number, left)
+        return began, hidden
 
     def ended_until(self, number: int, when: int) -> None:
         """Note that gangs have ended on a host, the last of them at time `when`."""
-        host = self._hosts.setdefault(number, _Host())
-        host.last = max(host.last, when)
+        clocks = self._hosts
+        if number not in clocks.devices:
+            clocks.add(number, ())
+        clocks.last[number] = max(clocks.last[number], when)
 
     def busy_together(
         self, number: int, devices: tuple[int, ...], busy: int, started: int, free: int, ended: int
@@ -129,51 +238,54 @@ class DeviceClocks:
           free: when the devices were free before, as far as the host knew.
           ended: the end of the last gang.
         """
-        host = self._hosts.get(number)
-        if host is None or host.devices != devices:
-            host = self._hosts.setdefault(number, _Host(devices))
-            self._switch(host, devices)
-        began = max(started, host.end)
+        clocks = self._hosts
+        if clocks.devices.get(number) != devices:
+            self._use(number, devices)
+        end = clocks.end[number]
+        began = max(started, end)
         found = max(0, busy + max(started, free) - began)
-        if host.moves and self._is_exact:
-            moved = _united(each for each in host.moves if _meet(each.devices, devices))
-            hidden = sum([max(0, min(end, ended) - max(start, began)) for start, end in moved])
+        moves = clocks.moves[number]
+        if moves and self._is_exact:
+            moved = _united(each for each in moves if _meet(each.devices, devices))
+            hidden = sum([max(0, min(stop, ended) - max(start, began)) for start, stop in moved])
             found = min(found, max(0, ended - began - hidden))
-        host.end = max(ended, host.end)
+        clocks.end[number] = max(ended, end)
         return found
-
-    def _switch(self, host: _Host, devices: tuple[int, ...]) -> None:
-        """Change `devices` and `end` of a host to the devices of the next gang."""
-        host.ends.update(dict.fromkeys(host.devices, host.end))
-        last = max((host.ends.get(device, 0) for device in devices), default=0)
-        host.devices, host.end = devices, last
 
     def forget(self, host: int) -> None:
         """Forget a host that has restarted, since its clock has restarted as well."""
-        self._hosts.pop(host, None)
+        self._hosts.forget(host)
 
 
-def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int, is_exact: bool) -> tuple[int, int]:
+def _after(
+    known: list[_Move], end: int, its: tuple[int, ...], started: int, ended: int, is_exact: bool
+) -> tuple[int, int, list[_Move]]:
     """Return when a computation began, after the transfers that preceded it on its devices, and the time since then
-    that was charged to transfers. Forget the transfers that ended before it, for these devices.
+    that was charged to transfers. Also return the transfers that did not end before it, for these devices.
 
     A relay may report a transfer before a computation that ended earlier.
+
+    Args:
+      known: the transfers.
+      end: the end of the computation before this one.
+      its: the devices of the computation.
+      started: its dispatch.
+      ended: its end.
+      is_exact: see `DeviceClocks`.
     """
     moves: list[_Move] = []
     left: list[_Move] = []
-    for each in host.moves:
+    for each in known:
         (moves if each.ended <= ended and _meet(each.devices, its) else left).append(each)
-    host.moves = left
-    if is_exact:
-        rests = ((each, tuple(sorted({*each.devices} - {*its}))) for each in moves)
-        host.moves = [_Move(each.started, each.began, each.ended, rest) for each, rest in rests if rest] + left
+    rests = ((each, tuple(sorted({*each.devices} - {*its}))) for each in moves if is_exact)
+    parts = [_Move(each.started, each.began, each.ended, rest) for each, rest in rests if rest]
     began = max([started, *(each.ended for each in moves if each.started <= started)])
-    free = max(began, host.end)
+    free = max(began, end)
     hidden = sum(each.ended - max(each.began, free) for each in moves if each.ended > free)
     for each in left:
         if each.ended > ended and _meet(each.devices, its):
             hidden += max(0, ended - max(each.began, free))
-    return began, hidden
+    return began, hidden, parts + left
 
 
 def _united(moves: Iterable[_Move]) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ from atoll.state.buffer_directory import Directory, Entry, SpilledArray, _Wait
 from atoll.state.buffer_states import BufferState, HandleState
 from atoll.state.compiled_functions import FunctionRegistry, FunctionReport, Registration
 from atoll.state.delegated_parts import NotDelegated
-from atoll.state.device_clocks import DeviceClocks, _Host
+from atoll.state.device_clocks import DeviceClocks, _Clocks, _Host
 from atoll.state.dispatch_units import UnitBuilder, _Forming
 from atoll.state.estimates import Estimates
 from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds
@@ -239,7 +239,7 @@ class TallyDump(Dump):
 
 @dump_of(DeviceClocks, "device clocks")
 class DeviceClocksDump(Dump):
-    _hosts: dict[int, _Host] = {}
+    _hosts: Annotated[dict[int, _Host], As(_Clocks.of, read=_Clocks.stored)] = {}
 
 
 # ---- memory and buffers
