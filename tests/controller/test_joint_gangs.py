@@ -289,6 +289,37 @@ def test_the_decisions_of_a_version_that_counted_such_memory_as_free_are_repeate
     assert used(play) == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("decisions", "expected"), [(9, 3), (10, 1)])
+def test_a_joint_gang_takes_one_block_for_a_value_unless_a_former_version_decided(decisions: int, expected: int):
+    play = playing(decisions=decisions)
+    play.send(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    assert len(play.controller.sessions[play.session].directory.entries[11].blocks) == expected
+    play.send(m.Release((11,)))
+    assert used(play) == [SIZE] * 3
+    for host in ALL:
+        play.done(gang.sequence, host=host)
+    assert used(play) == [0] * 3
+    check_dump(play)
+
+
+def test_memory_that_was_divided_while_its_joint_gang_runs_is_freed_on_each_island():
+    play = playing()
+    play.send(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    entry = play.controller.sessions[play.session].directory.entries[11]
+    (whole,) = entry.blocks
+    assert [part.requirement for part in entry.blocks.on((1,))] == [(((1, 0), SIZE),)]
+    check_dump(play)
+    assert contradictions(play.controller) == []
+    play.send(m.Release((11,)))
+    for host in ALL:
+        play.done(gang.sequence, host=host)
+    assert whole.parts
+    assert used(play) == [0] * 3
+    assert contradictions(play.controller) == []
+
+
 def test_hosts_forget_their_parts_of_the_results_of_a_joint_gang_that_fails():
     play = playing(device_memory=SIZE)
     play.send(m.Launch(1, (), (11,), ()))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atoll.state.buffer_blocks import BufferBlocks
-from atoll.state.memory_ledger import Block
+from atoll.state.memory_ledger import Block, BlockSpan
 
 
 def block(*hosts: int) -> Block:
@@ -43,3 +43,20 @@ def test_blocks_are_found_by_their_hosts_as_by_looking_at_all(seed):
 def test_a_buffer_without_blocks_is_false():
     assert not BufferBlocks()
     assert BufferBlocks.fromkeys([block(0)])
+
+
+def joint(*hosts: int) -> Block:
+    pieces = tuple((((host, 0), 8),) for host in hosts)
+    return Block(tuple(each for piece in pieces for each in piece), span=BlockSpan(hosts, pieces))
+
+
+def test_a_block_on_many_islands_is_divided_for_gangs_on_some_of_them_only() -> None:
+    whole = joint(0, 1, 2)
+    blocks = BufferBlocks.fromkeys([whole])
+    for hosts, expected in (((0, 1, 2), [whole]), ((3, 4), []), ((2, 1, 0, 3), [whole])):
+        assert blocks.on(hosts) == expected
+    assert list(blocks) == [whole]
+    (part,) = blocks.on((1,))
+    assert part.requirement == (((1, 0), 8),)
+    assert tuple(blocks) == whole.parts
+    assert part in whole.parts

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.memory_ledger import BlockSpan, MemoryLedger, divide, undivided
 from atoll.state.usage import Account, Meter
 
 PIECES = tuple((((host, 0), 8), ((host, 1), 8)) for host in range(3))
 WHOLE = tuple(each for piece in PIECES for each in piece)
+SPAN = BlockSpan((0, 1, 2), PIECES)
 
 
 @pytest.mark.parametrize("parts", [(3,), (1, 2), (2, 1), (1, 1, 1)])
 def test_pieces_are_freed_one_by_one_or_together(parts):
     ledger, owner, account = MemoryLedger(), MemoryLedger(), Account()
-    blocks = ledger.take_pieces(WHOLE, PIECES, owner, account, users=2)
+    whole = ledger.take_joint(WHOLE, SPAN, owner, account, users=2)
+    blocks = divide(whole)
+    assert undivided([whole]) == list(blocks) == list(divide(whole)), "it is divided once"
     assert [block.requirement for block in blocks] == list(PIECES)
     assert ledger.release(blocks) == [], "they have another user"
     assert ledger.total == owner.total == 48
@@ -28,9 +31,19 @@ def test_pieces_are_freed_one_by_one_or_together(parts):
             assert {device: nbytes for device, nbytes in each.used.items() if nbytes} == used
 
 
+def test_memory_of_a_joint_gang_that_is_not_divided_is_freed_as_one_block():
+    ledger, owner, account = MemoryLedger(), MemoryLedger(), Account()
+    block = ledger.take_joint(WHOLE, SPAN, owner, account)
+    assert undivided([block]) == [block]
+    assert block.first_hosts == [0, 1, 2]
+    assert ledger.total == owner.total == account.nbytes == 48
+    assert ledger.release([block]) == [block]
+    assert ledger.total == owner.total == account.nbytes == 0
+
+
 def test_a_piece_that_another_tenant_was_charged_for_is_freed_there():
     ledger, owner, other = MemoryLedger(), MemoryLedger(), MemoryLedger()
-    blocks = ledger.take_pieces(WHOLE, PIECES, owner)
+    blocks = divide(ledger.take_joint(WHOLE, SPAN, owner))
     ledger.hand_over(blocks[1], other)
     assert (owner.total, other.total) == (32, 16)
     ledger.release(blocks)

@@ -89,7 +89,7 @@ class Launcher:
             reserve=self._reserve,
             line_up_instead=self._line_up_instead,
         )
-        self.reservations = Reservations(sessions, self.scheduler, resources, services)
+        self.reservations = Reservations(sessions, self.scheduler, resources, services, shared.decisions.joins_blocks)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self.left_out = LeftOutCollectives(self.in_flight, outbox)
         self._awaits_processes = shared.decisions.awaits_processes

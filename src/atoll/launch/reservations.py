@@ -21,7 +21,7 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
-from atoll.state.memory_ledger import Block, MemoryLedger, whole_group
+from atoll.state.memory_ledger import Block, MemoryLedger, divide, joint_requirement, undivided
 from atoll.state.memory_quotas import QUOTAS, MemoryQuota
 from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.state.session import GangRun, Inherited, Session
@@ -46,7 +46,7 @@ class _Need(msgspec.Struct, frozen=True):
 
 
 class Reservations:
-    """Takes memory from the ledger for gangs and entries, and returns it."""
+    """Takes memory from the ledger for gangs and entries, and returns it. `joins_blocks`: see `Decisions`."""
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class Reservations:
         scheduler: Scheduler[GangRun],
         resources: ResourceManager,
         services: LaunchServices,
+        joins_blocks: bool = True,
     ) -> None:
         self.ledger = MemoryLedger()
         self.waits = MemoryWaits(self.ledger, sessions, scheduler, services, self._lack)
         self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources
+        self._joins_blocks = joins_blocks
 
     # ---- reserve
 
@@ -108,12 +110,12 @@ class Reservations:
         counts_copies = _counts_copies(gang)
         for entry in _donors(gang, spec):
             blocks = list(entry.blocks)
-            group = whole_group(blocks) if blocks else None
-            if blocks and (group is None or any([each.views for each in blocks])):
+            whole = joint_requirement(blocks)
+            if blocks and (whole is None or any([each.views for each in blocks])):
                 if any([_is_reusable(each, counts_copies) for each in blocks]):
                     return None
-            elif group is not None:
-                donors.setdefault(group.requirement, []).append((entry, blocks))
+            elif whole is not None:
+                donors.setdefault(whole, []).append((entry, blocks))
         fresh: list[tuple[int, MemoryRequirement]] = []
         inherited: list[Inherited] = []
         for value, requirement in memory.fresh:
@@ -214,10 +216,10 @@ class Reservations:
 
     def _take_joint(self, need: _Need, owner: MemoryLedger | None) -> None:
         """Take the memory of a joint gang on all of its islands at once."""
-        run, spec, ledger = need.gang.run, need.spec, self.ledger
-        account, entries = run.launch.program.account, run.launch.entries
+        run, spec = need.gang.run, need.spec
+        entries = run.launch.entries
         for value, requirement in need.fresh:
-            blocks = ledger.take_pieces(requirement, spec.pieces_of(requirement), owner, account, users=2)
+            blocks = self._take_whole(need, requirement, owner, users=2)
             entries[value].blocks.add_all(blocks)
             run.blocks += blocks
         for _, some in groupby(need.inherited, key=lambda each: id(each[0])):
@@ -227,7 +229,15 @@ class Reservations:
             entry.blocks.add_all([block for _, _, block in group])
         run.inherited = need.inherited
         if spec.scratch:
-            run.blocks += ledger.take_pieces(spec.scratch, spec.pieces_of(spec.scratch), owner, account)
+            run.blocks += self._take_whole(need, spec.scratch, owner)
+
+    def _take_whole(
+        self, need: _Need, requirement: MemoryRequirement, owner: MemoryLedger | None, users: int = 1
+    ) -> tuple[Block, ...]:
+        """Take memory of a joint gang. Return its one block, or its parts by former decisions."""
+        account = need.gang.run.launch.program.account
+        block = self.ledger.take_joint(requirement, need.spec.span_of(requirement), owner, account, users)
+        return (block,) if self._joins_blocks else divide(block)
 
     def _consumed(self, gang: Gang[GangRun], spec: GangSpec) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.
@@ -253,6 +263,7 @@ class Reservations:
 
     def lend(self, source: Entry, view: Entry) -> None:
         """Have a view in another session share all memory of its source, until the session has read it."""
+        source.blocks.divide()
         for block in source.blocks:
             _share_block(block, view)
             block.is_published = True
@@ -297,6 +308,7 @@ class Reservations:
 
     def release_on(self, hosts: Collection[int], entry: Entry) -> None:
         """Release the memory that a buffer has on lost hosts."""
+        entry.blocks.divide(tuple(hosts))
         lost = [block for block in entry.blocks if block.host in hosts]
         for block in lost:
             entry.blocks.remove(block)
@@ -315,7 +327,7 @@ class Reservations:
                 entry.blocks.remove(block)
             self._unshare(dropped)
             self.ledger.release(dropped)
-        self.ledger.release(blocks)
+        self.ledger.release(undivided(blocks) if gang.islands else blocks)
         if self.waits.waiting:
             self.waits.retry(gang.all_islands)
 
@@ -359,7 +371,7 @@ class Reservations:
 
     def grow(self, gang: Gang[GangRun]) -> None:
         """Release the memory that the gang holds while it runs, and take what its present `scratch` needs."""
-        blocks, gang.run.blocks = gang.run.blocks, []
+        blocks, gang.run.blocks = undivided(gang.run.blocks), []
         self._release(blocks)
         if gang.run.spec.scratch:
             account = gang.run.launch.program.account
@@ -378,10 +390,11 @@ class Reservations:
             run = gang.run
             dropped.node.tenant.gave_back()
             for entry, donor, block in run.inherited:
-                if block in entry.blocks:
-                    entry.blocks.remove(block)
-                    donor.blocks.add(block)
-            blocks, run.blocks, run.inherited = run.blocks, [], ()
+                for each in undivided((block,)):
+                    if each in entry.blocks:
+                        entry.blocks.remove(each)
+                        donor.blocks.add(each)
+            blocks, run.blocks, run.inherited = undivided(run.blocks), [], ()
             self._release(blocks)
 
     def _leave(self, blocks: Sequence[Block]) -> None:
@@ -403,7 +416,7 @@ class Reservations:
         freed = self.ledger.release(blocks)
         if freed and self.waits.waiting:
             island_of = self._resources.topology.island_of
-            self.waits.retry({island_of(block.host) for block in freed})
+            self.waits.retry({island_of(host) for block in freed for host in block.first_hosts})
 
 
 def _over_quota(
@@ -436,6 +449,7 @@ def _is_reusable(block: Block, counts_copies: bool) -> bool:
 
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
     """Have the view share the memory of its source on these hosts."""
+    source.blocks.divide()
     for block in source.blocks.on(hosts):
         _share_block(block, view, source.is_published)
 

@@ -1,10 +1,10 @@
-"""The device memory of a buffer, as a set of blocks. A buffer on many islands has a block on each."""
+"""The device memory of a buffer, as a set of blocks. A buffer on many islands has a block on each, or one on all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.state.memory_ledger import Block
+from atoll.state.memory_ledger import Block, divide
 
 # Up to this number, blocks are found by looking at all of them. Most buffers have one.
 _FEW = 8
@@ -46,7 +46,12 @@ class BufferBlocks(dict[Block, None]):
         return blocks
 
     def on(self, hosts: tuple[int, ...]) -> list[Block]:
-        """Return the blocks on an island with these hosts."""
+        """Return the blocks on islands with these hosts. Divide a block that is also on other islands."""
+        if len(self) == 1:  # most buffers
+            (block,) = self
+            if block.span is None:
+                return [block] if block.host in hosts else []
+        self.divide(hosts)
         if len(self) <= max(_FEW, len(hosts)):
             return [block for block in self if block.host in hosts]
         index = self._index()
@@ -55,6 +60,15 @@ class BufferBlocks(dict[Block, None]):
             for block in self:
                 index.setdefault(block.host, []).append(block)
         return [block for host in hosts for block in index.get(host, ())]
+
+    def divide(self, hosts: tuple[int, ...] = ()) -> None:
+        """Divide blocks that are on several islands, unless they are only on these hosts, or on others."""
+        for block in [each for each in self if each.span is not None]:
+            its = () if block.span is None else block.span.hosts
+            if hosts and (its == hosts or set(hosts).isdisjoint(its) or set(hosts).issuperset(its)):
+                continue
+            self.remove(block)
+            self.add_all(divide(block))
 
     def _index(self) -> dict[int, list[Block]] | None:
         return getattr(self, "_by_host", None)

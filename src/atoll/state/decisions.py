@@ -72,6 +72,9 @@ class Decisions:
             Before, this run did not count.
         names_ended_runs: A host learns which runs of a closed world must not begin in a later one. Before, such a run
             could begin there and meet another run on the other hosts.
+            them, these end it. Before, they waited forever for the islands that never began it.
+        joins_blocks: The memory that a joint gang takes for a value is released at once if it was not divided. Before,
+            it was released on each island if it was released with other memory, and then counted as released often.
     """
 
     counts_lists: bool
@@ -104,6 +107,7 @@ class Decisions:
     counts_dropped_gangs: bool
     avoids_overruns: bool
     names_ended_runs: bool
+    joins_blocks: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -139,4 +143,5 @@ class Decisions:
             counts_dropped_gangs=number >= 10,
             avoids_overruns=number >= 10,
             names_ended_runs=number >= 10,
+            joins_blocks=number >= 10,
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.state.host_window import NEW_NS
+from atoll.state.memory_ledger import BlockSpan
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind, OnIslands
 from atoll.state.tallies import computes
 
@@ -98,7 +99,7 @@ class GangSpec(OnIslands):
     computes: bool = field(init=False)  # see `tallies.computes`; transfers run beside gangs that compute
     _memory: GangMemory | None = field(default=None, init=False)
     _island_of: dict[int, int] = field(default_factory=dict, init=False)
-    _pieces: dict[int, tuple[MemoryRequirement, ...]] = field(default_factory=dict, init=False)
+    _spans: dict[int, BlockSpan] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.device_count = sum(map(len, self.devices.values()))
@@ -131,18 +132,18 @@ class GangSpec(OnIslands):
         known = self.duration_estimate
         return known.nanoseconds if known.runs or self.incoming or self.host_call else max(known.nanoseconds, NEW_NS)
 
-    def pieces_of(self, requirement: MemoryRequirement) -> tuple[MemoryRequirement, ...]:
-        """Return the memory on each of the islands where a joint gang needs some.
+    def span_of(self, requirement: MemoryRequirement) -> BlockSpan:
+        """Return where a joint gang has memory.
 
         Args:
           requirement: memory of the gang. The result is remembered by its identity, so it must stay alive.
         """
-        found = self._pieces.get(id(requirement))
+        found = self._spans.get(id(requirement))
         if found is None:
             by_island: dict[int, list[tuple[HostDevice, int]]] = {}
             for each in requirement:
                 by_island.setdefault(self.island_of(each[0][0]), []).append(each)
-            found = self._pieces[id(requirement)] = tuple(map(tuple, by_island.values()))
+            found = self._spans[id(requirement)] = BlockSpan(self.hosts, tuple(map(tuple, by_island.values())))
         return found
 
     def islands_of(self, hosts: Iterable[int]) -> list[int]:

@@ -24,14 +24,32 @@ _MAX_KNOWN = 4096
 
 @dataclass(slots=True, eq=False)
 class BlockGroup:
-    """Blocks that a joint gang has taken for one value, one on each of its islands. They are mostly freed together."""
+    """The parts of a divided block. They are mostly freed together."""
 
     requirement: MemoryRequirement  # of all of them
     count: int
 
 
+class BlockSpan(msgspec.Struct, frozen=True, eq=False):
+    """The islands on which a joint gang has memory."""
+
+    hosts: tuple[int, ...]  # all hosts of the gang
+    pieces: tuple[MemoryRequirement, ...]  # the memory on each of its islands
+
+    @property
+    def first_hosts(self) -> list[int]:
+        """Return the first host of each piece."""
+        return [piece[0][0][0] for piece in self.pieces]
+
+
 class Block(msgspec.Struct, eq=False):
-    """Memory on some devices of one island. It is free again after all of its users have released it."""
+    """Memory on some devices of one island. It is free again after all of its users have released it.
+
+    A joint gang takes one block for each value, which is on all of its islands, since most arrays stay together.
+    `divide` replaces it by its parts before something happens to only some of them: before other buffers share it, and
+    before a gang on only some of the islands uses it. A buffer then has the parts. The joint gang keeps the divided
+    block, which stands for its parts (`undivided`). At most one buffer has a block that may be divided.
+    """
 
     requirement: MemoryRequirement
     users: int = 1
@@ -39,12 +57,19 @@ class Block(msgspec.Struct, eq=False):
     account: Account | None = None  # that the memory is charged to
     views: int = 0  # number of buffers that share the memory, less one; if it is not 0, workers write no outputs to it
     is_published: bool = False  # some of these buffers are published or lent, so they may outlive the others
-    group: BlockGroup | None = None  # of blocks that were taken together
+    group: BlockGroup | None = None  # of the parts of a block
+    span: BlockSpan | None = None  # of the block of a joint gang that may be divided, or was
+    parts: tuple[Block, ...] = ()  # of a divided block
 
     @property
     def host(self) -> int:
         """Return the first of its hosts."""
         return self.requirement[0][0][0]
+
+    @property
+    def first_hosts(self) -> list[int]:
+        """Return its first host on each of its islands."""
+        return [self.host] if self.span is None else self.span.first_hosts
 
 
 @dataclass(slots=True, eq=False)
@@ -177,18 +202,18 @@ class MemoryLedger:
                 owner._count(requirement, times)
         return [Block(requirement, users, owner, account) for requirement in requirements]
 
-    def take_pieces(
+    def take_joint(
         self,
         requirement: MemoryRequirement,
-        pieces: Sequence[MemoryRequirement],
+        span: BlockSpan,
         owner: MemoryLedger | None = None,
         account: Account | None = None,
         users: int = 1,
-    ) -> list[Block]:
-        """Reserve memory as `take` does, with a block for each of the pieces of the requirement."""
-        self.take(requirement, owner, account, users)
-        group = BlockGroup(requirement, len(pieces))
-        return [Block(piece, users, owner, account, 0, False, group) for piece in pieces]
+    ) -> Block:
+        """Reserve memory of a joint gang as `take` does."""
+        block = self.take(requirement, owner, account, users)
+        block.span = span
+        return block
 
     def _count(self, requirement: MemoryRequirement, times: int = 1) -> int:
         """Count the memory as used, so many times. Return its bytes on all devices together, for one time."""
@@ -214,7 +239,10 @@ class MemoryLedger:
         return nbytes
 
     def release(self, blocks: Iterable[Block]) -> list[Block]:
-        """Remove one user of each of the blocks. Return the blocks that have lost their last user."""
+        """Remove one user of each of the blocks. Return the blocks that have lost their last user.
+
+        The parts of divided blocks have to be given in their place.
+        """
         freed = []
         for block in blocks:
             block.users -= 1
@@ -270,6 +298,29 @@ class MemoryLedger:
             self._known.clear()
         self._known[id(requirement)] = requirement, parts
         return parts
+
+
+def divide(block: Block) -> tuple[Block, ...]:
+    """Divide the block of a joint gang. Return its parts, which have its users in its place."""
+    if not block.parts and block.span is not None:
+        group = BlockGroup(block.requirement, len(block.span.pieces))
+        users, owner, account, is_published = block.users, block.owner, block.account, block.is_published
+        parts = [Block(each, users, owner, account, 0, is_published, group) for each in block.span.pieces]
+        block.parts = tuple(parts)
+    return block.parts
+
+
+def undivided(blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks, with the parts of those that were divided in their place."""
+    return [each for block in blocks for each in (block.parts or (block,))]
+
+
+def joint_requirement(blocks: Sequence[Block]) -> MemoryRequirement | None:
+    """Return the memory of these blocks if a joint gang has taken them for one value, and otherwise None."""
+    if len(blocks) == 1 and blocks[0].span is not None:
+        return blocks[0].requirement
+    group = whole_group(blocks) if blocks else None
+    return None if group is None else group.requirement
 
 
 def whole_group(blocks: Sequence[Block]) -> BlockGroup | None:

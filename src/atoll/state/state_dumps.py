@@ -51,7 +51,7 @@ from atoll.state.estimates import Estimates
 from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
-from atoll.state.memory_ledger import Block, BlockGroup, MemoryLedger, _Memory
+from atoll.state.memory_ledger import Block, BlockGroup, BlockSpan, MemoryLedger, _Memory
 from atoll.state.object_dumps import As, Callback, Counts, Deque, Dump, Ref, RefTo, Shared, callback, dump_of
 from atoll.state.offenses import Offenses, TenantOffenses
 from atoll.state.programs import HostPlan, ProgramParts, ProgramValue, RegisteredProgram
@@ -260,7 +260,7 @@ class BlockGroupDump(Dump):
     count: int
 
 
-@dump_of(Block, "block", version=2)
+@dump_of(Block, "block", version=3)
 class BlockDump(Dump):
     requirement: Requirement
     users: int = 1
@@ -269,6 +269,8 @@ class BlockDump(Dump):
     views: int = 0
     is_published: bool = False
     group: Ref[BlockGroup] | None = None
+    span: Shared[BlockSpan] | None = None
+    parts: tuple[Ref[Block], ...] = ()
 
 
 BlocksForm = Annotated[tuple[Ref[Block], ...], As(BufferBlocks.fromkeys, read=tuple)]
@@ -374,7 +376,7 @@ def _no_memory() -> None:
     GangSpec,
     "gang spec",
     version=3,
-    rebuilt={"_memory": _no_memory, "_island_of": dict, "_pieces": dict},
+    rebuilt={"_memory": _no_memory, "_island_of": dict, "_spans": dict},
     rebuild=GangSpec.__post_init__,
 )
 class GangSpecDump(Dump):

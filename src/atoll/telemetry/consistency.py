@@ -19,7 +19,7 @@ from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import is_client_handle
 from atoll.state.buffer_directory import Entry
-from atoll.state.memory_ledger import Block
+from atoll.state.memory_ledger import Block, undivided
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 from atoll.telemetry.report import ReportSource
@@ -42,7 +42,7 @@ def _memory(controller: ReportSource) -> Iterator[str]:
     entries += [entry for gang in gangs for entry in gang.run.launch.entries]
     entries += controller.launcher.remains.left(Entry)
     held = [block for entry in entries for block in entry.blocks]
-    held += [block for gang in gangs for block in gang.run.blocks]
+    held += [block for gang in gangs for block in undivided(gang.run.blocks)]
     yield from _differences("the ledger", controller.launcher.reservations.ledger.used, held)
     for tenant in controller.tenants.by_name.values():
         if tenant.memory is not None:
