@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import attrgetter, is_not
+
 from atoll.cluster.lifecycle import Island, IslandState
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid
@@ -21,6 +24,7 @@ MAX_BYTES = 1 << 60
 # Feeds of failed launches and dropped functions that have not arrived. The controller remembers them, to drop them when
 # they arrive.
 MAX_UNWANTED = 1 << 18
+_STATE_OF = attrgetter("state")
 
 
 def check_window(session: Session, message: m.Launch) -> None:
@@ -119,10 +123,11 @@ def program_problem(
     if session.failed_functions and (failure := session.failed_function(program.functions)) is not None:
         return failure.within(program.name)
     islands, ready = resources.islands, IslandState.READY
-    for island in [islands[number] for number in program.islands if islands[number].state is not ready]:
-        if (loss := island_problem(session, island)) is not None:
-            return loss
-    return None
+    states = map(_STATE_OF, map(islands.__getitem__, program.islands))
+    if not any(map(is_not, states, repeat(ready))):  # nearly always; there may be hundreds of islands
+        return None
+    problems = (island_problem(session, islands[number]) for number in program.islands)
+    return next((each for each in problems if each is not None), None)
 
 
 def gang_problem(session: Session | None, gang: Gang[GangRun]) -> Status | None:

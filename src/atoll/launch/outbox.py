@@ -114,8 +114,7 @@ class Outbox:
 
     def are_behind(self, relay: int, hosts: Iterable[int]) -> bool:
         """Return whether all of these hosts receive messages through a relay."""
-        of = self._relays.of
-        return all([of(host) == relay for host in hosts])
+        return {*map(self._relays.of, hosts)} <= {relay}
 
     def hosts_behind(self, relay: int) -> list[int]:
         """Return the hosts that receive messages through a relay."""

@@ -47,6 +47,10 @@ class RunMessages:
         hosts, sequence = gang.hosts, gang.sequence
         begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
         if begun:
+            (first, *others) = {*map(begun.get, hosts)}
+            if first is not None and not others:  # hosts that begin a launch together mostly continue it together
+                outbox.dispatch(hosts, launch.session, first, sequence, segments)
+                return
             known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
             for host in hosts:
                 if host in begun:
@@ -54,8 +58,7 @@ class RunMessages:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        for host in hosts:
-            begun[host] = sequence
+        begun.update(dict.fromkeys(hosts, sequence))
         for plan, some_hosts in launch.program.by_handles(hosts):
             newest = self._newest
             if newest is not None and newest.is_of(launch, plan, segments):
