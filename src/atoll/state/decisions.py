@@ -72,7 +72,6 @@ class Decisions:
             Before, this run did not count.
         names_ended_runs: A host learns which runs of a closed world must not begin in a later one. Before, such a run
             could begin there and meet another run on the other hosts.
-            them, these end it. Before, they waited forever for the islands that never began it.
         joins_blocks: The memory that a joint gang takes for a value is released at once if it was not divided. Before,
             it was released on each island if it was released with other memory, and then counted as released often.
     """
