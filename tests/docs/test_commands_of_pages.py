@@ -53,8 +53,12 @@ def run(commands: str, directory: Path, runtime: Path) -> str:
 
 
 def shows(printed: str, expected: list[str]) -> bool:
-    """Return whether the blocks of output appear in this order. "..." stands for any text."""
-    patterns = (re.escape(block).replace(re.escape("..."), ".*") for block in expected)
+    """Return whether the blocks of output appear in this order.
+
+    "..." stands for any text, and for any number of lines if it is a line.
+    """
+    lines, text = re.escape("\n...\n"), re.escape("...")
+    patterns = (re.escape(block).replace(lines, "\n(?:.*\n)?").replace(text, ".*") for block in expected)
     return re.fullmatch(f".*{'.*'.join(patterns)}.*", printed, re.DOTALL) is not None
 
 
