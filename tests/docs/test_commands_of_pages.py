@@ -15,7 +15,9 @@ from tests.forked_process import with_forked_children
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The command `python` of the shell. It forks the process of a script from the server of the tests.
-PYTHON = """#!{python}
+PYTHON = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+'''
 import os, subprocess, sys
 
 arguments = [os.path.abspath(each) if each.endswith(".py") else each for each in sys.argv[1:]]
