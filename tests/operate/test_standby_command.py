@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -97,17 +98,24 @@ def test_a_standby_that_has_ended_with_its_cluster_says_so(user, tmp_path):
     assert "the cluster that it followed has ended" in " ".join(runs.replace("│", " ").split())
 
 
+def started_on_hosts(user: User, directory: Path, *options: str) -> tuple[tuple[str, ...], list[Any]]:
+    """Start a cluster with a journal on three host agents. Return the command and the agents."""
+    hosts = str(directory / "hosts")
+    up = ("up", "--engine", "hosts", "--islands", "3x1x1", *options, *WITHOUT_XLA)
+    up += ("--journal", str(directory / "1"), "--continue", "--host-join-file", hosts)
+    starting = user.start_atoll(*up)
+    assert eventually(Path(hosts).exists)
+    agents = [user.start_atoll("host", "--join", hosts) for _ in range(3)]
+    finish(starting).check()
+    return up, agents
+
+
 @pytest.mark.slow
 def test_a_cluster_whose_standby_has_taken_over_is_not_continued_from_the_old_journal(user, tmp_path):
     user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
     kept = ("--authority", str(tmp_path / "authority"))
-    up = ("up", "--engine", "hosts", "--islands", "3x1x1", "--listen", first, *kept, *WITHOUT_XLA)
-    up += ("--journal", str(tmp_path / "1"), "--continue", "--host-join-file", str(tmp_path / "hosts"))
-    starting = user.start_atoll(*up)
-    assert eventually((tmp_path / "hosts").exists)
-    hosts = [user.start_atoll("host", "--join", str(tmp_path / "hosts")) for _ in range(3)]
-    finish(starting).check()
+    up, hosts = started_on_hosts(user, tmp_path, "--listen", first, *kept)
     controller = user.process("atoll.controller_process.controller_main")
     engine = user.process("atoll.engines.engine_main")
     follows = ("up", "--standby", first, "--listen", second, *kept, "--journal", str(tmp_path / "2"))
@@ -145,12 +153,7 @@ def test_an_old_journal_is_not_continued_after_two_takeovers_although_its_standb
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     first, third = addresses[0], addresses[2]
     kept = ("--authority", str(tmp_path / "authority"))
-    up = ("up", "--engine", "hosts", "--islands", "3x1x1", "--listen", first, *kept, *WITHOUT_XLA)
-    up += ("--journal", str(tmp_path / "1"), "--continue", "--host-join-file", str(tmp_path / "hosts"))
-    starting = user.start_atoll(*up)
-    assert eventually((tmp_path / "hosts").exists)
-    hosts = [user.start_atoll("host", "--join", str(tmp_path / "hosts")) for _ in range(3)]
-    finish(starting).check()
+    up, hosts = started_on_hosts(user, tmp_path, "--listen", first, *kept)
     names = ["default", "second", "third"]
     for place in (1, 2):
         before, serves, name = addresses[place - 1], addresses[place], names[place]

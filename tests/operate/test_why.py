@@ -44,14 +44,20 @@ def test_a_gang_that_runs_is_owed_by_its_worker():
     assert lines[2].endswith(": the worker of host 0 has not reported its end")
 
 
-def test_what_runs_before_a_session_is_named_with_its_session():
+def puts_of_two_sessions() -> tuple[Play, int, int]:
+    """Return a play in which the put of one session is ahead of that of another, and the sessions."""
     play = Play("1x1x2")
     first = play.session
     play.with_put()
     play.send(m.Launch(2, (), (8,), (500,)))
-    play.session = second = play.open(label="second.py").number
+    play.session = play.open(label="second.py").number
     play.with_put()
     play.send(m.Launch(2, (), (9,), (501,)))
+    return play, first, play.session
+
+
+def test_what_runs_before_a_session_is_named_with_its_session():
+    play, first, second = puts_of_two_sessions()
     lines = explanation(snapshot(play, 10), second)
     assert "ahead of it on these islands:" in lines
     assert any(line.startswith(f"  session {first}: a launch has waited for bytes") for line in lines)
@@ -119,13 +125,7 @@ def test_the_explanation_of_a_session_has_only_what_concerns_it():
 
 
 def test_the_explanation_of_a_launch_in_line_has_its_island_and_the_work_ahead():
-    play = Play("1x1x2")
-    first = play.session
-    play.with_put()
-    play.send(m.Launch(2, (), (8,), (500,)))
-    play.session = second = play.open(label="second.py").number
-    play.with_put()
-    play.send(m.Launch(2, (), (9,), (501,)))
+    play, first, second = puts_of_two_sessions()
     found = explain(snapshot(play, 10), second)
     assert [each.session for each in found.waits] == [second]
     assert [each.id for each in found.islands] == [0]
