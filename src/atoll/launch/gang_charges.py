@@ -208,7 +208,7 @@ def _charge(run: GangRun, busy: int, uncharged: int) -> None:
     """Add device time of a gang, in nanoseconds. A part of it may have been charged to the account in advance."""
     run.device_ns += busy
     account = run.launch.program.account
-    account.device_ns += uncharged
+    account.device_ns += uncharged  # as `_add`, without a call for each gang
     if account.is_idle:
         account.wake()
 

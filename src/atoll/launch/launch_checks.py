@@ -32,9 +32,9 @@ def check_window(session: Session, message: m.Launch) -> None:
 
     The credits for control flow are checked by `check_cost` when the parts are known.
     """
+    # Without a call for each launch:
     if len(session.feeds.unwanted) > MAX_UNWANTED:
         check_unwanted(session)
-    # Without a call for each launch:
     if message.credits < (cost := session.costs.get(message.program, 1)):
         check_cost(message, cost)
     if session.credits > LAUNCH_WINDOW:

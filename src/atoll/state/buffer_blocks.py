@@ -63,9 +63,8 @@ class BufferBlocks(dict[Block, None]):
 
     def divide(self, hosts: tuple[int, ...] = ()) -> None:
         """Divide blocks that are on several islands, unless they are only on these hosts, or on others."""
-        for block in [each for each in self if each.span is not None]:
-            its = () if block.span is None else block.span.hosts
-            if hosts and (its == hosts or set(hosts).isdisjoint(its) or set(hosts).issuperset(its)):
+        for block, span in [(each, each.span) for each in self]:
+            if span is None or (hosts and (set(hosts).isdisjoint(span.hosts) or set(hosts).issuperset(span.hosts))):
                 continue
             self.remove(block)
             self.add_all(divide(block))

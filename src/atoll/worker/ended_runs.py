@@ -1,7 +1,7 @@
 """Runs that were sent to this host and must not begin here, because other hosts do not take part in them.
 
-Their world was closed. In a later world, they would meet other runs of these hosts, since XLA does not number its
-collectives.
+The world of such a run was closed. In a later world, the run would meet another run of the other hosts, because XLA
+does not number its collectives.
 """
 
 from __future__ import annotations
