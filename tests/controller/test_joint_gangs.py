@@ -85,16 +85,21 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
     play.controller.launcher.validate()
 
 
-def test_a_call_on_fewer_islands_has_a_gang_on_each():
-    play = Play("3x1x1", joint_islands=4)
+@pytest.mark.parametrize(
+    ("is_apart", "decisions", "gangs"),
+    [(True, 10, 3), (False, 10, 1), (False, 9, 3)],
+    ids=["apart", "together", "together, before"],
+)
+def test_a_call_on_fewer_islands_has_a_gang_on_each_unless_they_communicate(is_apart: bool, decisions: int, gangs: int):
+    play = Play("3x1x1", joint_islands=4, decisions=decisions)
     play.send(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))
     name = play.controller.sessions[play.session].functions[1]
     for host in ALL:
         play.report(host, m.FeedsArrived(play.session, (901,)))
     for host in ALL:
-        play.report(host, m.Compiled(name, OK, b"", 0.1, False))
+        play.report(host, m.Compiled(name, OK, b"", 0.1, False, is_apart=is_apart))
     play.send(m.RegisterProgram(1, single("make", (), Call(1, (), (on(*ALL),), ALL))))
-    assert len({each.sequence for each in runs(play.send(m.Launch(1, (), (11,), ())))}) == 3
+    assert len({each.sequence for each in runs(play.send(m.Launch(1, (), (11,), ())))}) == gangs
 
 
 def test_each_island_counts_and_is_charged_for_its_part():

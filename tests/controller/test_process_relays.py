@@ -33,7 +33,7 @@ class Processes(Play):
     def __init__(self, relays_first: bool = True) -> None:
         self.relays: list[int] = []
         self._relays_first = relays_first
-        super().__init__("4x1x1")
+        super().__init__("4x1x1", joint_islands=0)
         if not relays_first:
             self._connect_relays()
         self.joined = self.flush()

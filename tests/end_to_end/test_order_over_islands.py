@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.settings import JOINT_ISLANDS
 from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from benchmarks.fault_runs import CollectivesRun
 from benchmarks.harness.provenance import current_commit
@@ -115,11 +116,14 @@ class Counts:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "joint_islands", [JOINT_ISLANDS, pytest.param(0, marks=pytest.mark.thorough)], ids=["joint gangs", "single gangs"]
+)
 def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
-    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, joint_islands: int
 ) -> None:
     rng, started = random.Random(SEED), time.monotonic()
-    cluster: StandingCluster = start_cluster(islands=f"{ISLANDS}x1x1")
+    cluster: StandingCluster = start_cluster(islands=f"{ISLANDS}x1x1", joint_islands=joint_islands)
     clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in PAIRS]
     stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(len(PAIRS))]
     for number, (client, pair) in enumerate(zip(clients, PAIRS, strict=True)):
@@ -140,6 +144,37 @@ def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
     assert not any(wrong)
     assert sum(sums) >= COLLECTIVES
     assert sum(losses) >= kills, "each kill fails a client"
+    for client in clients:
+        client.close()
+    nothing_left(cluster)
+
+
+@pytest.mark.slow
+def test_clients_that_are_killed_during_collectives_cost_the_others_of_their_tenant_nothing(
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
+) -> None:
+    """Otherwise, some islands might begin a collective of a killed client that the others never begin."""
+    rng = random.Random(SEED)
+    cluster: StandingCluster = start_cluster(islands="2x1x1")
+    clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2)]
+    stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(2)]
+    for number, client in enumerate(clients):
+        client.begin(collectives, (0, 1), 10.0**number, str(files[number]), str(stop))
+    counts = Counts(files, clients, cluster)
+    counts.wait_for(1, 2)
+    try:
+        for number in range(COLLECTIVES // 200):
+            killed, progress = start_python(ATOLL_ADDRESS=cluster.address), tmp_path / f"killed-{number}"
+            killed.begin(collectives, (0, 1), 1000.0 + number, str(progress), str(stop))
+            Counts([progress], [killed], cluster).wait_for(1, 1)
+            time.sleep(rng.random() / 50)  # during any part of a burst of calls
+            killed.process.kill()
+            killed.process.wait()
+            counts.wait_for(IN_FLIGHT, 0)
+    finally:
+        stop.touch()
+    outcomes = [client.finish(STUCK_SECONDS) for client in clients]
+    assert [(losses, wrong) for _, losses, wrong in outcomes] == [(0, 0)] * 2
     for client in clients:
         client.close()
     nothing_left(cluster)

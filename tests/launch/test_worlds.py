@@ -97,7 +97,7 @@ def test_functions_on_the_same_islands_share_a_world_and_those_on_one_island_hav
 
 
 def test_a_run_is_one_gang_on_each_of_its_islands_and_ends_with_all():
-    play = Play("2x1x1")
+    play = Play("2x1x1", joint_islands=0)
     with_function(play)
     sent = runs(play.send(m.Launch(1, (), (11,), ())))
     assert len(sent) == 2
@@ -319,9 +319,12 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
     assert first.sequence not in play.controller.launcher.in_flight
 
 
-def play_with_a_partly_begun_run(**settings: Any) -> tuple[Play, Any, Any]:
-    """Return a play in which only the second island has begun a run, and the runs of its argument and of itself."""
-    play = Play("2x1x1", **settings)
+def play_with_a_partly_begun_run(is_second: bool = False, **settings: Any) -> tuple[Play, Any, Any]:
+    """Return a play in which only the second island has begun a run, and the runs of its argument and of itself.
+
+    With `is_second`, both islands have begun a run that makes handle 9 before.
+    """
+    play = Play("2x1x1", joint_islands=0, **settings)
     with_function(play)
     both = on(0, 1)
     play.send(m.RegisterProgram(3, single("f", (both,), Call(1, (0,), (both,), (0, 1)))))
@@ -331,7 +334,9 @@ def play_with_a_partly_begun_run(**settings: Any) -> tuple[Play, Any, Any]:
     play.send(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (both,)), feeds=1)))
     play.send(m.Launch(2, (), (10,), (77,)))
     put, _ = play.report(0, m.FeedsArrived(play.session, (77,))) + play.report(1, m.FeedsArrived(play.session, (77,)))
-    for handle in (20, 21):  # then the first island is full
+    if is_second:
+        play.send(m.Launch(1, (), (9,), ()))
+    for handle in (20, 21)[is_second:]:  # then the first island is full
         play.send(m.Launch(5, (), (handle,), ()))
     (begun,) = runs(play.send(m.Launch(3, (10,), (11,), ())))
     play.send(m.Await(5, (11,)))
@@ -353,6 +358,35 @@ def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends
     restarted = [message for _, message in sent if type(message) is m.RestartIsland]
     assert [message.island for message in restarted] == [1] * ends, "it does not end"
     assert (begun.sequence in play.controller.launcher.in_flight) != ends
+
+
+def test_the_other_runs_of_a_tenant_end_with_a_run_that_another_island_never_begins() -> None:
+    """Any of them may have begun on some hosts, and would meet a later run of the others."""
+    play, put, begun = play_with_a_partly_begun_run()
+    (later,) = runs(play.send(m.Launch(1, (), (12,), ())))
+    play.send(m.Await(6, (12,)))
+    play.outbox()
+    sent = play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
+    assert [each.ended for each in of(sent, m.CloseWorld)] == [(), (begun.sequence, later.sequence)]
+    sent = play.report(1, m.Failed(later.sequence, Status(Code.UNAVAILABLE, "it has ended")))
+    assert not of(sent, m.CloseWorld), "the world is closed once"
+    (awaited,) = of(sent, m.Awaited)
+    assert (awaited.wait, awaited.status.code, awaited.status.details.retriable) == (6, Code.UNAVAILABLE, True)
+    assert "f ended before all of its islands had begun it (the array is broken" in awaited.status.message
+
+
+def test_the_errors_of_other_runs_name_the_run_that_another_island_never_begins() -> None:
+    """Not only that a connection was closed."""
+    play, put, begun = play_with_a_partly_begun_run(is_second=True)
+    play.send(m.Await(6, (9,)))
+    in_flight = play.controller.launcher.in_flight.values()
+    first, second = sorted(each.sequence for each in in_flight if each.run.spec.collective)[:2]
+    closed = of(play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken"))), m.CloseWorld)
+    assert [each.ended for each in closed] == [(first,), (second, begun.sequence)]
+    for host, sequence in enumerate((first, second)):
+        play.report(host, m.Failed(sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
+    (awaited,) = [message for _, message in sent_until(play, 10) if type(message) is m.Awaited]
+    assert (awaited.wait, awaited.status) == (6, closed[0].status.within("f"))
 
 
 def test_a_run_that_another_island_never_begins_since_its_session_has_ended_ends() -> None:

@@ -245,7 +245,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "ATOLL_JOINT_ISLANDS",
             Form(partial(_several_or_none, noun="islands"), "NUMBER", (int,)),
             "Number of islands from which a call of one function has a joint gang, which starts on all of its islands "
-            "at once; 0 disables joint gangs.",
+            "at once, even if these islands do not communicate; 0 disables joint gangs.",
             "joint-islands",
             is_option=False,
             more="See [computations over islands](design/computations-over-islands.md#joint-gangs).",

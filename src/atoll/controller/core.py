@@ -665,10 +665,11 @@ class Controller:
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)
 
-    def end_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
-        name = node.gangs[0].run.launch.program.name
-        text = f"{name} failed before all of its islands had begun it: {status.message}"
-        self._worlds.replace(node, status.reworded(text))
+    def end_world_of(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
+        return self._worlds.replace_for_all(node, status)
+
+    def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
+        return self._worlds.cause_of(node)
 
     def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief

@@ -199,11 +199,12 @@ def _stored_world(world: World) -> StoredWorld:
 WorldForm = Annotated[StoredWorld, As(_world, read=_stored_world)]
 
 
-@dump_of(Worlds, "worlds", version=3)
+@dump_of(Worlds, "worlds", version=4)
 class WorldsDump(Dump):
     _next: int
     _worlds: dict[tuple[str, tuple[int, ...]], WorldForm] = {}
     _left: set[int] = set()
+    _causes: dict[int, Status] = {}
 
 
 @dump_of(LaunchBuilder, "launch builder")

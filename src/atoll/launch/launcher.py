@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.errors import Code, Kind, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.deferred_results import DeferredResults
@@ -456,6 +456,8 @@ class Launcher:
             return
         if gang.run.spec.collective:
             self.left_out.add(gang, host)
+            cause = self._services.cause_of(gang.node)
+            failure = failure if cause is None else cause.within(gang.run.launch.program.name)
         if not gang.node.is_delegated:  # other gangs of a delegated run are in flight on the host
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
@@ -667,8 +669,9 @@ class Launcher:
     def _end_if_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
         """Have islands end a node that they may have begun together with others, if those dropped it.
 
-        They would wait for the others, or meet a later node that these begin. If an island of the node is lost, its
-        world is closed anyway.
+        They would wait for the others, or meet a later node that these begin. Other nodes that are in flight on these
+        islands end as well: any of them may have begun on only some hosts. If an island of the node is lost, its world
+        is closed anyway.
         """
         gangs = node.gangs
         if len(gangs) < 2 or not gangs[0].run.spec.collective or gangs[0].run.spec.is_apart:
@@ -676,8 +679,16 @@ class Launcher:
         states = {gang.state for gang in gangs}
         islands = [self._resources.islands[gang.island] for gang in gangs]
         is_partly_begun = GangState.RUNNING in states and GangState.DROPPED in states
-        if is_partly_begun and self._counts_dropped_gangs and all(island.works for island in islands):
-            self._services.end_partly_begun(node, status)
+        if not is_partly_begun or not self._counts_dropped_gangs or not all(island.works for island in islands):
+            return
+        launch = gangs[0].run.launch
+        text = f"{launch.program.name} ended before all of its islands had begun it ({status.message})"
+        text += ", and so did the other runs of its tenant on these islands"
+        ended = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
+        for each in self._services.end_world_of(node, ended):
+            other = each.gangs[0].run.launch
+            if other is not launch and any(gang.state <= GangState.COMMITTED for gang in each.gangs):
+                self.fail(other, ended.within(other.program.name))
 
     def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
         """Drop the gangs of a failing launch that have not started. Return them."""

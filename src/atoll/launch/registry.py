@@ -247,6 +247,7 @@ class ProgramRegistry:
             self._compilation.functions.reports,
             account,
             self._joint_islands,
+            self._decisions.joins_few,
             self._decisions.counts_grouped_reads,
         )
         return program, (yield from self._estimates.keys_of(program))

@@ -54,8 +54,11 @@ class LaunchServices(Protocol):
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         """Drop a spilled array that is not needed any more."""
 
-    def end_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
-        """Have the islands that have begun a failing node end it, because others never begin it."""
+    def end_world_of(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
+        """Have the islands of a node end all runs in flight in its world. Return the nodes of these runs."""
+
+    def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
+        """Return why the world of a node in flight was replaced, or None."""
 
     def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         """Free memory of a device for a node that waits for it.

@@ -80,6 +80,7 @@ class Worlds:
         self._names_ended_runs = shared.decisions.names_ended_runs
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
         self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
+        self._causes: dict[int, Status] = {}  # why the worlds of some of them were replaced
         self._next = 1
 
     def check(self, tenant: str, islands: tuple[int, ...]) -> None:
@@ -157,6 +158,10 @@ class Worlds:
         """Return whether the world in which a run in flight began was closed, even if a new world has replaced it."""
         return node.number in self._left
 
+    def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
+        """Return why the world of a node in flight was replaced, or None. The errors of its hosts follow from it."""
+        return self._causes.get(node.number)
+
     def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:
         """Close the world of a run whose hosts wait for each other, and have its functions continue in a new one.
 
@@ -164,18 +169,39 @@ class Worlds:
         False if the run has no world, or has left it.
         """
         key = world_of(node)
-        world = None if key is None else self._worlds.get(key)
-        if key is None or world is None or self.has_left(node):
+        if key is None or key not in self._worlds or self.has_left(node):
             return False
-        self._left &= {gang.node.number for gang in self._in_flight.values()}
-        left = {each.number for each in (node, *others) if world_of(each) == key}
-        self._left |= left
+        self._replace(key, status, [node, *others])
+        return True
+
+    def replace_for_all(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
+        """Close the world of a node that only some of its islands begin, and end all runs in flight in it.
+
+        Each of these may have begun on some hosts, in the closed world, so it must not begin on others. Return their
+        nodes, also those that were not sent to all of their islands so far.
+        """
+        key = world_of(node)
+        if key is None or key not in self._worlds or self.has_left(node):
+            return []
+        nodes = {gang.node.number: gang.node for gang in self._in_flight.values()}
+        found = [each for each in nodes.values() if world_of(each) == key]
+        self._replace(key, status, found)
+        return found
+
+    def _replace(self, key: WorldKey, status: Status, nodes: Iterable[QueuedNode[GangRun]]) -> None:
+        """Have the functions of a world continue in a new one, and end those of the nodes that ran in it."""
+        world = self._worlds[key]
+        in_flight = {gang.node.number for gang in self._in_flight.values()}
+        left = {each.number for each in nodes if world_of(each) == key}
+        self._left = self._left & in_flight | left
+        self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
+        if self._names_ended_runs:
+            self._causes |= dict.fromkeys(left, status)
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
         self._close(world, status, left, new.number)
         self._worlds[key] = new
         self._start(new)
-        return True
 
     def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
         hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))

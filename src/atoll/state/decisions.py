@@ -74,6 +74,8 @@ class Decisions:
             could begin there and meet another run on the other hosts.
         joins_blocks: The memory that a joint gang takes for a value is released at once if it was not divided. Before,
             it was released on each island if it was released with other memory, and then counted as released often.
+        joins_few: A call of a function that communicates between islands has a joint gang also on few islands. Before,
+            it had one gang on each, and some islands could begin it while the others never did.
     """
 
     counts_lists: bool
@@ -107,6 +109,7 @@ class Decisions:
     avoids_overruns: bool
     names_ended_runs: bool
     joins_blocks: bool
+    joins_few: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -143,4 +146,5 @@ class Decisions:
             avoids_overruns=number >= 10,
             names_ended_runs=number >= 10,
             joins_blocks=number >= 10,
+            joins_few=number >= 10,
         )

@@ -4,6 +4,9 @@ A trainer that uses hundreds of islands calls functions over all of them, and th
 are alike: they run the same function, with as many devices each. Numbering, sending, counting and charging hundreds of
 gangs takes the controller much longer than doing it once for a gang of hundreds of hosts. So such a node has one joint
 gang, which starts on all of its islands at once. It is still in the order of each island.
+
+A function that communicates between islands has a joint gang also on few islands. Otherwise, its launch could fail, or
+its session end, when only some of them have begun it, and these would wait for the others.
 """
 
 from __future__ import annotations
@@ -20,18 +23,23 @@ _GANGS_PER_STEP = 64
 
 
 def joint_nodes(
-    nodes: Sequence[Unit], least: int, shared: Callable[[MemoryRequirement], MemoryRequirement]
+    nodes: Sequence[Unit],
+    least: int,
+    shared: Callable[[MemoryRequirement], MemoryRequirement],
+    least_together: int,
 ) -> Steps[tuple[Unit, ...]]:
-    """Return the nodes, with a joint gang for each node whose gangs are alike and on many islands.
+    """Return the nodes, with a joint gang for each node whose gangs are alike and on several or many islands.
 
     Args:
       nodes: the gangs of each node, one per island.
       least: number of islands from which a node has a joint gang.
       shared: returns one object for equal requirements.
+      least_together: as `least`, for nodes whose islands communicate.
     """
     found: list[Unit] = []
     for node in nodes:
-        if len(node) >= least and (yield from _are_alike(node)):
+        are_together = node[0].collective and not node[0].is_apart
+        if len(node) >= (least_together if are_together else least) and (yield from _are_alike(node)):
             found.append(((yield from _joint(node, shared)),))
         else:
             found.append(node)

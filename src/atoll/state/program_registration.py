@@ -48,6 +48,7 @@ def register_in_steps(
     compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
     joint_islands: int = 0,
+    joins_few: bool = True,
     counts_grouped_reads: bool = True,
 ) -> Steps[RegisteredProgram]:
     """Lower a program, and return what its launches need.
@@ -60,7 +61,7 @@ def register_in_steps(
       compiled: the workers' reports about functions, by name.
       account: the account that launches are charged to.
       joint_islands: number of islands from which a call of one function has a joint gang, or 0.
-      counts_grouped_reads: the decision of this name (`state.decisions`).
+      joins_few, counts_grouped_reads: the decisions of these names (`state.decisions`).
 
     Raises:
       StatusError: INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
@@ -86,8 +87,9 @@ def register_in_steps(
     values, inner = yield from _values(program, lowered, position_of, gangs.memory)
     nodes = tuple((yield from collected(tuple(each) for each in gangs.by_node.values())))
     joint = nodes
-    if 0 < joint_islands <= len(gangs.islands):
-        joint = yield from joint_nodes(nodes, joint_islands, gangs.shared)
+    least_together = min(joint_islands, 2) if joins_few else joint_islands
+    if joint_islands and len(gangs.islands) >= max(least_together, 2):
+        joint = yield from joint_nodes(nodes, joint_islands, gangs.shared, least_together)
     result_specs = tuple((yield from collected(specs[value] for value in program.results)))
     result_values = yield from collected(value for value in lowered.results if value >= count)
     argument_memory = tuple((yield from collected(value.memory for value in lowered.values[:count])))
