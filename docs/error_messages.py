@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from atoll import errors
+from atoll.quantities import noun_for
 
 SOURCE = Path(errors.__file__).parent
 _VALUE = "..."  # stands for a value
@@ -43,6 +44,8 @@ _NEED_CODE = {"failure", "failed"}
 _OF_CODES = {"int", "get"}
 # Functions that return their argument, or a part of it.
 _PASSING = {"shortened"}
+# Functions that choose between singular and plural, with the text before the noun.
+_NOUNS = {"counted": f"{_VALUE} ", "noun_for": ""}
 # Attributes that have the text of another error.
 _OF_OTHERS = {"message", "reason", "error", "text", "closed"}
 
@@ -248,6 +251,8 @@ class _Reader:
     def _texts_of_part(self, module: _Module, part: ast.expr, depth: int) -> list[str]:
         """Return the texts of a part of an f-string, which can be a variable that has a text."""
         if isinstance(part, ast.FormattedValue):
+            if isinstance(part.value, ast.Call) and _name(part.value) in _NOUNS:
+                return self._texts(module, part.value, depth) or [_VALUE]
             if not isinstance(part.value, ast.Name) or depth >= _DEEPEST:
                 return [_VALUE]
             return self._texts_of_name(module, part.value, depth + 1, is_part=True) or [_VALUE]
@@ -281,6 +286,9 @@ class _Reader:
         if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
             found = self._texts(module, node.func.value, depth + 1)
             return [joined([re.sub(r"\{[^}]*\}", _VALUE, text)]) for text in found]
+        if isinstance(node.func, ast.Name) and node.func.id in _NOUNS:
+            before = _NOUNS[node.func.id]
+            return [before + noun_for(2, noun) for noun in self._texts(module, node.args[1], depth)]
         if _name(node) in _PASSING and node.args:
             return self._texts(module, node.args[0], depth + 1)
         found_at = self._function(module, node.func)

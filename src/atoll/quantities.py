@@ -1,4 +1,4 @@
-"""Amounts of memory and time as text, such as "1.5 GiB" and "10 min"."""
+"""Numbers, amounts of memory and times as text, such as "1 launch", "1.5 GiB" and "10 min"."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import re
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def noun_for(count: float, singular: str, plural: str = "") -> str:
+    """Return the noun for a number of things. Without `plural`, the plural ends with "s", or "es" as in "launches"."""
+    if count == 1:
+        return singular
+    return plural or singular + ("es" if singular.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun, such as "1 launch" or "2 launches", as `noun_for` does."""
+    return f"{count} {noun_for(count, singular, plural)}"
 
 
 def human_bytes(count: int) -> str:
@@ -33,7 +45,7 @@ def parse_bytes(text: str) -> int:
     raise ValueError(f"{text!r} is not an amount of memory: expected a number and a unit, such as 16GiB or 500MB")
 
 
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86_400}
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
 _SPAN_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -42,7 +54,10 @@ def human_seconds(seconds: float) -> str:
     """Return a time in the largest unit that does not exceed it, such as "40 s", "5 min", "1.5 h" or "2 days"."""
     unit = max((each for each in _SECONDS if seconds >= _SECONDS[each]), key=_SECONDS.__getitem__, default="s")
     count = seconds / _SECONDS[unit]
-    return f"{count:.0f} {unit}" if unit in ("s", "min") else f"{count:.2g} {unit}"
+    if unit in ("s", "min"):
+        return f"{count:.0f} {unit}"
+    count = round(count, 0 if count >= 10 else 1)
+    return f"{count:g} {unit if unit == 'h' else noun_for(count, unit)}"
 
 
 def parse_seconds(text: str) -> float:

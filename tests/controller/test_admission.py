@@ -89,7 +89,7 @@ def test_proxies_wait_until_the_cluster_is_complete_and_leave_without_a_session(
     cluster.join(0)
     first, second = cluster.connect("proxy"), cluster.connect("proxy")
     third = cluster.connect("proxy")
-    assert "the cluster is full: 2 sessions are open" in refused(cluster, third).message
+    assert "the cluster is full: it has 2 sessions" in refused(cluster, third).message
     cluster.event(e.ConnectionLost(0.0, second, "killed"))
     assert not any(isinstance(each, a.ReportReady) for each in cluster.flush())
     cluster.join(1)

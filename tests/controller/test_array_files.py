@@ -213,7 +213,7 @@ def test_a_read_does_not_wait_for_an_island_for_ever() -> None:
     play.flush()
     errors = [entries[handle].error for handle in (7, 8)]
     assert all(error is not None and error.code == Code.UNAVAILABLE for error in errors), errors
-    assert "is in files, and waits to be restored: no island with 1 cpu devices is ready" in str(errors[0])
+    assert "is in files, and waits to be restored: no island with 1 cpu device is ready" in str(errors[0])
     assert play.controller.sessions[reader].reading == 0
 
 
@@ -238,7 +238,7 @@ def test_a_version_waits_for_an_island() -> None:
     reader = play.reader()
     play.lose(0, "it burnt")
     assert not [each for each in play.request_version(reader, seconds=5.0) if isinstance(each, m.VersionOpened)]
-    assert play.files.problem == "no island with 1 cpu devices is ready"
+    assert play.files.problem == "no island with 1 cpu device is ready"
     play.tick(play.now + 6)
     reply = _only(m.VersionOpened, [each for _, each in play.sent()])
     assert reply.status.code == Code.DEADLINE_EXCEEDED

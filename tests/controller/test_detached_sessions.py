@@ -182,7 +182,7 @@ def test_work_that_does_not_end_is_ended_with_the_time_of_the_session() -> None:
     play.tick(601.0)
     assert play.state is None
     event = play.controller.history.events()[-1]
-    assert "was detached for 600 s, and 1 launches and 0 versions of arrays had not ended" in event.text
+    assert "was detached for 600 s, and 1 launch and 0 versions of arrays had not ended" in event.text
 
 
 def test_a_launch_that_needs_bytes_of_the_script_fails_soon_after_its_end() -> None:

@@ -180,7 +180,7 @@ def test_a_log_that_has_lost_its_beginning_says_so(monkeypatch):
     monkeypatch.setattr("atoll.journal.event_log.MAX_EVENTS", 10)
     cluster = recorded()
     assert cluster.controller.log.statistics()["events"] == 10
-    with pytest.raises(ValueError, match=r"first \d+ events are missing"):
+    with pytest.raises(ValueError, match=r"lacks \d+ events at its start"):
         list(replay(cluster.controller.log.dump().splitlines()))
 
 

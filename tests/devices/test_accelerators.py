@@ -61,7 +61,7 @@ def test_workers_get_equal_parts_of_neighbours() -> None:
     ("found", "text"),
     [
         ({"tpu": ("0", "1", "2", "3")}, "one worker must have all 4 TPU chips of this machine"),
-        ({"cuda": ("0",)}, "this machine has 1 cuda devices, too few for 2 workers"),
+        ({"cuda": ("0",)}, "this machine has 1 cuda device, too few for 2 workers"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(found: dict[str, tuple[str, ...]], text: str) -> None:
@@ -109,7 +109,7 @@ def test_devices_that_a_worker_gives_back_are_there_for_the_next() -> None:
     shares = DeviceShares(FOUR)
     first, second = shares.take("cuda", 1), shares.take("cuda", 2)
     assert (first, second) == (("0",), ("1", "2"))
-    with pytest.raises(OSError, match="2 cuda devices are needed for one more host, and 1 are free of the 4"):
+    with pytest.raises(OSError, match="one more host needs 2 cuda devices, but only 1 of the 4"):
         shares.take("cuda", 2)
     shares.give_back("cuda", first)
     assert shares.take("cuda", 2) == ("0", "3")

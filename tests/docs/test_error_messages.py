@@ -38,6 +38,7 @@ COMPOSED = {
     ("source", "expected"),
     [
         ("raise invalid(f'{x} is not a sum')", [("... is not a sum", "INVALID_ARGUMENT")]),
+        ("raise invalid(f'{counted(x, 'sum')} fail')", [("... sums fail", "INVALID_ARGUMENT")]),
         ("return Status(Code.ABORTED, 'the run ended')", [("the run ended", "ABORTED")]),
         ("text = 'the run ended'; return failed(Code.DATA_LOSS, text, d)", [("the run ended", "DATA_LOSS")]),
         ("self._refuse(peer, Code.NOT_FOUND, f'no sum {x}')", [("no sum ...", "NOT_FOUND")]),

@@ -68,7 +68,7 @@ def test_a_full_cluster_refuses_and_serves_again_once_there_is_room(
     assert first.call(count_devices) == 1
     (text,) = second.call(refusals, {})
     assert "full" in text
-    assert "1 sessions are open" in text
+    assert "it has 1 session" in text
     assert first.call(small) == 12
     first.close()
     cluster.until(lambda report: not report["sessions"], 10)

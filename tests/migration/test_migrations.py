@@ -261,7 +261,7 @@ def test_a_migration_that_would_split_a_function_is_refused():
         ({"island": 7}, "island 7 does not exist"),
         ({"number": 7}, "slice 7 does not exist"),
         ({"devices": (1,)}, "device 1 is not one of island 1"),
-        ({"devices": (2, 3)}, "needs 1 devices"),
+        ({"devices": (2, 3)}, "needs 1 device"),
         ({"island": 0, "devices": (0,)}, "the devices are there already"),
     ],
 )

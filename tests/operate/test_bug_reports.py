@@ -123,7 +123,7 @@ def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
     play = played()
     header, *rest = play.controller.log.dump().splitlines()
     path.write_bytes(b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest]))
-    with pytest.raises(ClusterError, match="the first 3 events are missing"):
+    with pytest.raises(ClusterError, match="the log lacks 3 events at its start"):
         replay_bundle(path)
 
 

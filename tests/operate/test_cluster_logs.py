@@ -102,7 +102,7 @@ def test_a_log_that_does_not_exist_is_an_error_that_names_those_that_do(run: Clu
     assert run_of("lab").directory == run.directory
     with pytest.raises(ClusterError, match=r"no log of a cluster other .* there are logs of lab"):
         run_of("other")
-    with pytest.raises(ClusterError, match="has 1 runs"):
+    with pytest.raises(ClusterError, match="has 1 run"):
         run_of("lab", 1)
 
 

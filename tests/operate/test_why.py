@@ -26,7 +26,7 @@ def test_a_launch_without_its_bytes_has_its_state_its_age_and_who_must_send_them
     play.with_put()
     play.send(m.Launch(2, (), (8,), (500,)))
     lines = explanation(snapshot(play, 20), play.session)
-    assert lines[0].endswith("runs, 1 launches in flight, 1 gangs wait")
+    assert lines[0].endswith("runs, 1 launch in flight, 1 gang waits")
     assert lines[1].endswith(" ago, waits for bytes from its client")
     assert lines[2].startswith("  waiting for bytes for ")
     assert lines[3] == "its unfinished work:"

@@ -48,7 +48,7 @@ def test_a_host_that_has_what_it_is_to_have_agrees(play, handles):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ([(1, (11,))], "host 0 lacks 1 arrays (10) of session 1"),
+        ([(1, (11,))], "host 0 lacks 1 array (10) of session 1"),
         ([(1, (10, 12, 13))], "host 0 has 2 arrays (12, 13) of session 1, unknown to the controller"),
         ([(1, (10,)), (7, ())], "host 0 has a store of session 7, which is not open"),
         ([], "host 0 has no store of session 1, which is open"),
@@ -90,10 +90,10 @@ def test_a_host_that_does_not_answer_is_named(play):
 @pytest.mark.parametrize(
     ("held", "text"),
     [
-        ({10: False}, "the proxy of session 1 lacks 1 arrays (11) that it has not released"),
+        ({10: False}, "the proxy of session 1 lacks 1 array (11) that it has not released"),
         (
             {10: False, 11: False, 12: False},
-            "the proxy of session 1 has 1 arrays (12) that the controller does not know",
+            "the proxy of session 1 has 1 array (12) that the controller does not know",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from atoll.client.processes import ClusterChoice
 from atoll.cluster.named_runs import DEFAULT_ATTACH_SECONDS, DEFAULT_DETACHED_SECONDS
 from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
+from atoll.quantities import counted
 
 _open: ConnectedCluster | None = None
 
@@ -48,7 +49,7 @@ class ConnectedCluster:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else f"{len(self.devices)} devices"
+        state = "closed" if self.is_closed else counted(len(self.devices), "device")
         return f"ConnectedCluster({self.address}, {state})"
 
 

@@ -20,6 +20,7 @@ from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol.messages import MAX_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
 from atoll.protocol.version_requests import OpenedArrays
+from atoll.quantities import counted, noun_for
 from atoll.wire.framing import NO_MESSAGE
 
 _MAX_SUMMED = 128  # arrays whose checksums one function computes
@@ -305,10 +306,10 @@ def check(name: str, opened: OpenedArrays, form: TreeForm, arrays: Sequence[Any]
     wrong = array_checksums.wrong_devices(arrays, [expected[number] for number in range(len(arrays))])
     if wrong:
         named = [
-            f"array {opened.arrays[number].path} on device{'s' * (len(devices) > 1)} {', '.join(map(str, devices))}"
+            f"array {opened.arrays[number].path} on {noun_for(len(devices), 'device')} {', '.join(map(str, devices))}"
             for number, devices in itertools.islice(wrong.items(), _MAX_NAMED)
         ]
-        more = f" and {len(wrong) - len(named)} more arrays" if len(wrong) > len(named) else ""
+        more = f" and {counted(len(wrong) - len(named), 'more array')}" if len(wrong) > len(named) else ""
         text = f"version {opened.version} of {name} differs from its checksums: {'; '.join(named)}{more}"
         raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS, retriable=True))
 

@@ -22,7 +22,7 @@ from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice, free_text
 from atoll.errors import Code, Details, Kind, StatusError, failed, invalid
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 
 GPUS = ("gpu", "cuda", "rocm")
 # A cluster without these has only CPUs, which stand for any accelerator, as in tests.
@@ -161,7 +161,7 @@ class Slices:
                 reason = (
                     f"it has no sub-mesh {text_of(shape)}"
                     if slice_request.shape
-                    else f"it has {len(island.locations)} devices"
+                    else f"it has {counted(len(island.locations), 'device')}"
                 )
             roomy = {
                 location
@@ -237,7 +237,7 @@ class Slices:
         if wanted:
             points = [island.locations.index(location) for location in wanted if location in island.locations]
             if len(set(points)) != len(each.devices) or len(wanted) != len(each.devices):
-                raise invalid(f"slice {number} needs {len(each.devices)} devices of {island}, each once")
+                raise invalid(f"slice {number} needs {counted(len(each.devices), 'device')} of {island}, each once")
             if each.meshed and not is_box(points, island.mesh, each.shape):
                 raise invalid(f"these devices of {island} do not form a {text_of(each.shape)} mesh in this order")
             return dict(zip(each.devices, wanted, strict=True))
@@ -259,7 +259,7 @@ def _check_islands(devices: SessionDevices, slice_request: SliceRequest, islands
     """Raise FAILED_PRECONDITION if slices exclude each island, so that no waiting and no release can help."""
     excluded = {devices.island_of(other) for other in slice_request.other_island_than}
     if excluded and excluded.issuperset(each.number for each in islands):
-        count = f"{len(islands)} island" + "s" * (len(islands) > 1)
+        count = counted(len(islands), "island")
         others = ", ".join(map(str, slice_request.other_island_than))
         raise StatusError(
             Code.FAILED_PRECONDITION,

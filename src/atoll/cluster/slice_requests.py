@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.decodable import decodable
 from atoll.errors import invalid
+from atoll.quantities import noun_for
 from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.slice\0"
@@ -37,7 +38,7 @@ class SliceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __str__(self) -> str:
         """Return text such as "a 2x2 mesh of cpu devices with 1024 bytes free on each"."""
         devices = f"{self.kind} device" if self.kind else "device"
-        devices += "s" if self.count > 1 else ""
+        devices = noun_for(self.count, devices)
         devices = f"exclusive {devices}" if self.exclusive else devices
         text = f"a {'x'.join(map(str, self.shape))} mesh of {devices}" if self.shape else f"{self.count} {devices}"
         return text + (f" with {self.memory_per_device} bytes free on each" if self.memory_per_device else "")

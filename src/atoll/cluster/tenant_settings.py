@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ from atoll.cluster.sandbox.grants import check_grant
 from atoll.cluster.validation_errors import split_place
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
-from atoll.quantities import human_bytes, parse_bytes
+from atoll.quantities import counted, human_bytes, parse_bytes
 
 DEFAULT_NAME = "default"
 TENANT_MARK = "{tenant}"  # stands for the name of each tenant in the name of a join token file
@@ -94,20 +94,20 @@ class TenantSettings(msgspec.Struct, frozen=True):
 
 
 # The limits that can change while programs run, with their texts.
-LIMIT_TEXTS = {
-    "memory": "{bytes} per device",
-    "total_memory": "{bytes} in total",
-    "disk": "{bytes} in files",
-    "devices": "{count} device{s}",
-    "sessions": "{count} session{s}",
-    "launches": "{count} launch{es}",
-    "uploads": "{count} upload{s}",
-    "compiles": "{count} compile{s}",
-    "reserve": "reserve {count} %",
-    "launch_rate": "{count} launch{es} per second",
-    "compile_seconds": "{count} s of compilation per minute",
-    "upload_rate": "{bytes} of uploads per second",
-    "run_seconds": "{count} s per run",
+LIMIT_TEXTS: dict[str, Callable[[int], str]] = {
+    "memory": lambda value: f"{human_bytes(value)} per device",
+    "total_memory": lambda value: f"{human_bytes(value)} in total",
+    "disk": lambda value: f"{human_bytes(value)} in files",
+    "devices": lambda value: counted(value, "device"),
+    "sessions": lambda value: counted(value, "session"),
+    "launches": lambda value: counted(value, "launch"),
+    "uploads": lambda value: counted(value, "upload"),
+    "compiles": lambda value: counted(value, "compile"),
+    "reserve": lambda value: f"reserve {value} %",
+    "launch_rate": lambda value: f"{counted(value, 'launch')} per second",
+    "compile_seconds": lambda value: f"{value} s of compilation per minute",
+    "upload_rate": lambda value: f"{human_bytes(value)} of uploads per second",
+    "run_seconds": lambda value: f"{value} s per run",
 }
 
 
@@ -115,8 +115,7 @@ def limit_text(name: str, value: int) -> str:
     """Describe the limit with this name in `TenantSettings`, such as "256.0 MiB per device" or "1 session"."""
     if not value:
         return "no reserve" if name == "reserve" else f"no limit of {name.replace('_', ' ')}"
-    s, es = ("", "") if value == 1 else ("s", "es")
-    return LIMIT_TEXTS[name].format(count=value, bytes=human_bytes(value), s=s, es=es)
+    return LIMIT_TEXTS[name](value)
 
 
 # The only tenant of a cluster without a file of tenants, and the tenant of the user who started a cluster with one.

@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.cluster.mesh import Shape, text_of
 from atoll.errors import SettingsError
+from atoll.quantities import counted
 
 MAX_PER_LEVEL = 1 << 16  # islands of a cluster, hosts of an island, and devices of a host
 
@@ -33,16 +34,16 @@ class IslandShape(msgspec.Struct, frozen=True):
                 f"an island has one to {MAX_PER_LEVEL} hosts with one to {MAX_PER_LEVEL} devices each, not {self}"
             )
         if self.mesh and math.prod(self.mesh) != self.hosts * self.devices:
+            devices = counted(self.hosts * self.devices, "device")
             raise ValueError(
-                f"an island of {self.hosts}x{self.devices} (hosts x devices) has {self.hosts * self.devices} devices, "
-                f"which cannot form a mesh of {text_of(self.mesh)}"
+                f"an island of {self.hosts}x{self.devices} (hosts x devices) has {devices}, which "
+                f"cannot form a mesh of {text_of(self.mesh)}"
             )
 
     def __str__(self) -> str:
         """Return text such as "2 hosts with 4 cuda devices each"."""
-        hosts = f"{self.hosts} host{'s' * (self.hosts > 1)}"
-        of = f"{self.platform} device{'s' * (self.devices > 1)}".strip()
-        return f"{hosts} with {self.devices} {of}{' each' * (self.hosts > 1)}"
+        devices = counted(self.devices, f"{self.platform} device".strip())
+        return f"{counted(self.hosts, 'host')} with {devices}{' each' * (self.hosts > 1)}"
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
+from atoll.quantities import counted
 from atoll.security.roles import is_of_the_cluster, may_claim
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
 from atoll.state.session import Session
@@ -298,7 +299,7 @@ class Admission:
     def _exceeded(self, tenant: Tenant) -> Status | None:
         """Count a session of the tenant, or return the reason why it may not open one."""
         if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
-            text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
+            text = f"the cluster is full: it has {counted(self._max_sessions, 'session')} (atoll status lists them)"
             return Status(Code.RESOURCE_EXHAUSTED, text)
         exceeded = tenant.admit()
         return None if exceeded is None else Status(Code.RESOURCE_EXHAUSTED, exceeded.message)

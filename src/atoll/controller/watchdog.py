@@ -17,6 +17,7 @@ from atoll.launch.launcher import Launcher
 from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
+from atoll.quantities import noun_for
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, HostCallKind
@@ -183,7 +184,7 @@ class Watchdog:
 
 
 def _hosts(hosts: list[int]) -> str:
-    return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
+    return f"{noun_for(len(hosts), 'host')} {', '.join(map(str, hosts))}"
 
 
 def _subject_of(gang: Gang[GangRun]) -> Subject:

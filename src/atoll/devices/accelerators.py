@@ -13,6 +13,7 @@ from pathlib import Path
 
 from atoll.cluster.environment_variables import CUDA_DEVICES, HIP_DEVICES
 from atoll.errors import ClusterError, SettingsError
+from atoll.quantities import counted
 
 Devices = Mapping[str, tuple[str, ...]]  # names of devices, by platform
 
@@ -61,7 +62,9 @@ def parts(found: Devices, workers: int) -> list[Devices]:
         raise SettingsError(f"one worker must have all {len(found['tpu'])} TPU chips of this machine: remove --workers")
     for platform, names in found.items():
         if len(names) < workers:
-            raise SettingsError(f"this machine has {len(names)} {platform} devices, too few for {workers} workers")
+            raise SettingsError(
+                f"this machine has {counted(len(names), f'{platform} device')}, too few for {workers} workers"
+            )
     return [
         {
             platform: names[number * (len(names) // workers) : (number + 1) * (len(names) // workers)]
@@ -94,8 +97,8 @@ class DeviceShares:
         """Raise ClusterError if the machine has fewer than `needed` devices."""
         if platform in self._free and needed > len(self.found[platform]):
             raise ClusterError(
-                f"this machine has {len(self.found[platform])} {platform} devices, and the cluster's hosts need "
-                f"{needed} in all: use fewer hosts or devices, or `--engine hosts` on several machines"
+                f"this machine has {counted(len(self.found[platform]), f'{platform} device')}, and the cluster's hosts "
+                f"need {needed} in all: use fewer hosts or devices, or `--engine hosts` on several machines"
             )
 
     def take(self, platform: str, count: int) -> tuple[str, ...]:
@@ -107,8 +110,8 @@ class DeviceShares:
         if free is None:
             return ()
         if len(free) < count:
-            text = f"{count} {platform} devices are needed for one more host, and {len(free)} are free"
-            raise OSError(f"{text} of the {len(self.found[platform])} of this machine")
+            text = f"one more host needs {counted(count, f'{platform} device')}, but only {len(free)} of the"
+            raise OSError(f"{text} {len(self.found[platform])} of this machine are free")
         taken = tuple(free[:count])
         del free[:count]
         return taken

@@ -16,6 +16,7 @@ from atoll.cluster.topology import IslandShape
 from atoll.errors import JournalError, SettingsError
 from atoll.journal.files import journal_key, read_whole, snapshots_in
 from atoll.missing import exists
+from atoll.quantities import counted, noun_for
 from atoll.state.versions import decode_versioned, encode_versioned
 
 NAME = "suspended"
@@ -43,12 +44,12 @@ class PersistedCluster(msgspec.Struct, frozen=True):
         lost = self._of_others(known)
         missing = sorted({*lost.tenants.values(), *(each[0] for each in lost.versions)})
         if missing:
-            many, names = ("s" if len(missing) > 1 else ""), ", ".join(missing)
+            many = f"{noun_for(len(missing), 'tenant')} {', '.join(missing)}"
             are = "are" if len(lost.sessions) + len(lost.versions) > 1 else "is"
             raise SettingsError(
-                f"{lost} {are} persisted in {where}, and this cluster has no tenant{many} {names}. Correct the name in "
+                f"{lost} {are} persisted in {where}, and this cluster has no {many}. Correct the name in "
                 f"the file of --tenants. To remove {'them' if are == 'are' else 'it'}, start the cluster with the "
-                f"tenant{many} and run `atoll tenants remove {missing[0]}`"
+                f"{noun_for(len(missing), 'tenant')} and run `atoll tenants remove {missing[0]}`"
             )
 
     def _of_others(self, tenants: Container[str]) -> PersistedCluster:
@@ -85,12 +86,11 @@ class PersistedCluster(msgspec.Struct, frozen=True):
         count = len(self.versions)
         names = sorted({f"{tenant}/{name}" for tenant, name, _ in self.versions})
         shown = ", ".join([*names[:_NAMES], *(["..."] if len(names) > _NAMES else [])])
-        versions = f"{count} version{'s' if count > 1 else ''} of published arrays ({shown})" if count else ""
+        versions = f"{counted(count, 'version')} of published arrays ({shown})" if count else ""
         return " and ".join(filter(None, (self._named() if self.sessions else "", versions)))
 
     def _named(self) -> str:
-        many = "s" if len(self.sessions) > 1 else ""
-        return f"the suspended session{many} {', '.join(map(str, self.sessions))}"
+        return f"the suspended {noun_for(len(self.sessions), 'session')} {', '.join(map(str, self.sessions))}"
 
 
 class PersistedState(msgspec.Struct, frozen=True):

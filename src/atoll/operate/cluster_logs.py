@@ -13,6 +13,7 @@ from atoll.cluster.printable import printable_text
 from atoll.cluster.processes.process_logging import LogLine, parse_line
 from atoll.errors import ClusterError
 from atoll.operate.cluster_registry import DEFAULT_NAME
+from atoll.quantities import counted
 
 
 def chosen_name(running: Sequence[str]) -> str:
@@ -38,7 +39,9 @@ def run_of(name: str, back: int = 0) -> ClusterRun:
     if back < len(found):
         return found[back]
     if found:
-        raise ClusterError(f"the log of cluster {name} has {len(found)} runs: `atoll logs --runs` lists them")
+        raise ClusterError(
+            f"the log of cluster {name} has {counted(len(found), 'run')}: `atoll logs --runs` lists them"
+        )
     known = ", ".join(names_of_runs()) or "no cluster"
     raise ClusterError(f"no log of a cluster {name or DEFAULT_NAME} on this machine; there are logs of {known}")
 

@@ -14,6 +14,7 @@ from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
+from atoll.quantities import counted
 
 
 class _StoredHeader(Header, frozen=True, kw_only=True):
@@ -33,7 +34,9 @@ def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEven
     except (StopIteration, msgspec.MsgspecError) as error:
         raise ValueError(f"this is not an event log: {error}") from None
     if header.missing:
-        raise ValueError(f"the first {header.missing} events are missing: such a log can be read, but not replayed")
+        raise ValueError(
+            f"the log lacks {counted(header.missing, 'event')} at its start: it can be read, but not replayed"
+        )
     controller = load_controller(header.base, header.version) if header.base else _new(header)
     events = (decode_event(msgspec.json.decode(row, type=decodable(Line)).encoded) for row in rows)
     yield from replayed(controller.handle, events, skips)

@@ -12,7 +12,7 @@ from rich.text import Text
 from atoll.cluster.sandbox.grants import View
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.protocol.events import JournalLoad
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes, noun_for
 from atoll.telemetry.snapshot import (
     HostSnapshot,
     IslandSnapshot,
@@ -43,7 +43,7 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
     heading = Text.assemble(
         ("cluster ", "bold"),
         f"{name} at {address}" if name else address,
-        f"  ({snapshot.topology}, {snapshot.devices} devices, atoll {snapshot.version})",
+        f"  ({snapshot.topology}, {counted(snapshot.devices, 'device')}, atoll {snapshot.version})",
     )
     parts: list[RenderableType] = [heading, _islands(snapshot.islands)]
     for island in snapshot.islands:
@@ -63,9 +63,8 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
     if snapshot.versions:
         names = len({(each.tenant, each.name) for each in snapshot.versions})
         size = human_bytes(sum(each.bytes for each in snapshot.versions))
-        versions = f"{len(snapshot.versions)} version{'s' if len(snapshot.versions) > 1 else ''}"
-        of_names = f"{names} name{'s' if names > 1 else ''}"
-        parts.append(Text(f"published arrays: {versions} of {of_names}, {size} (atoll arrays)"))
+        versions = counted(len(snapshot.versions), "version")
+        parts.append(Text(f"published arrays: {versions} of {counted(names, 'name')}, {size} (atoll arrays)"))
     functions = snapshot.functions
     parts.append(
         Text(
@@ -102,7 +101,7 @@ def security_tables(snapshot: Snapshot, address: str, name: str = "") -> Rendera
         for item in sorted(host.sandbox.missing.items()) if host.sandbox is not None else ():
             missing.setdefault(item, []).append(str(host.id))
     lines = [
-        f"host{'s' if len(numbers) > 1 else ''} {', '.join(numbers)} without {_MECHANISMS.get(name, name)}: {reason}"
+        f"{noun_for(len(numbers), 'host')} {', '.join(numbers)} without {_MECHANISMS.get(name, name)}: {reason}"
         for (name, reason), numbers in missing.items()
     ]
     heading = Text.assemble(("cluster ", "bold"), f"{name} at {address}" if name else address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.errors import ClusterError
-from atoll.quantities import human_seconds
+from atoll.quantities import counted, human_seconds
 from atoll.telemetry.snapshot import (
     AheadSnapshot,
     Event,
@@ -95,13 +95,14 @@ def _headline(found: Explanation) -> str:
     session, waiting = found.session, sum(each.gangs for each in found.waits)
     return (
         f"session {session.id} ({session.label or f'process {session.pid}'}) of tenant {session.tenant}: "
-        f"{session.state or 'runs'}, {session.in_flight} launches in flight, {waiting} gangs wait"
+        f"{session.state or 'runs'}, {counted(session.in_flight, 'launch')} in flight, "
+        f"{counted(waiting, 'gang')} {'waits' if waiting == 1 else 'wait'}"
     )
 
 
 def _wait(wait: WaitSnapshot, now: float) -> Iterator[str]:
     age = human_seconds(max(0.0, now - wait.since))
-    more = f" and {wait.gangs - 1} more gangs" if wait.gangs > 1 else ""
+    more = f" and {counted(wait.gangs - 1, 'more gang')}" if wait.gangs > 1 else ""
     yield f"on island {wait.island}, {wait.program}{more}: launched {age} ago, waits for {wait.text}"
     for step, then in zip(wait.steps, (*(each.seconds for each in wait.steps[1:]), now), strict=True):
         reason = f" for {step.reason}" if step.state == "waiting" else ""
@@ -109,7 +110,7 @@ def _wait(wait: WaitSnapshot, now: float) -> Iterator[str]:
 
 
 def _behind(ahead: AheadSnapshot) -> Iterator[str]:
-    more = f" and {ahead.gangs - 1} more gangs" if ahead.gangs > 1 else ""
+    more = f" and {counted(ahead.gangs - 1, 'more gang')}" if ahead.gangs > 1 else ""
     yield f"on island {ahead.island}, {ahead.program}{more}: sent to its hosts, and waits there for a gang ahead of it"
     yield f"  {_whose(ahead.other)}: {ahead.text}"
 

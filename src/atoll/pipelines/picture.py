@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from atoll.errors import PipelineError
 from atoll.pipelines.entries import Check, Entry, Kind
+from atoll.quantities import counted
 
 _COLOURS = {Kind.FORWARD: "#8fb4e3", Kind.BACKWARD: "#9bd0a1", Kind.INPUT: "#9bd0a1", Kind.WEIGHTS: "#f0c48a"}
 # Kinds of entries by the names of the functions in `pipelines.parts`. One function may run both entries of the last
@@ -58,8 +59,8 @@ def text(name: str, rows: Rows, check: Check) -> str:
     width = 1 + max(len(_name(entry, several)) for entry in check.spans)
     microbatches = 1 + max(entry.microbatch for entry in check.spans)
     lines = [
-        f"{name}: {len(rows)} stages, {microbatches} micro-batches, bubble {100 * check.bubble:.1f} %, "
-        f"at most {max(check.held)} activations held"
+        f"{name}: {counted(len(rows), 'stage')}, {counted(microbatches, 'micro-batch')}, "
+        f"bubble {100 * check.bubble:.1f} %, at most {counted(max(check.held), 'activation')} held"
     ]
     for stage, row in enumerate(rows):
         cells = ["."] * round(check.length)

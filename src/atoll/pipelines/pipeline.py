@@ -15,7 +15,7 @@ from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.schedules import schedule as schedule_named
 from atoll.pipelines.stage_arrays import Batch, Parameters, check_apart
 from atoll.programs.meshes import mesh_of
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 
 
 @jax.tree_util.register_dataclass
@@ -112,9 +112,10 @@ class Pipeline:
         if isinstance(schedule, str):
             schedule = schedule_named(schedule, each, microbatches)
         if (schedule.stages, schedule.microbatches) != (each, microbatches):
+            has = f"{counted(schedule.stages, 'stage')} and {counted(schedule.microbatches, 'micro-batch')}"
             raise PipelineError(
-                f"the schedule {schedule.name!r} is for {schedule.stages} stages and {schedule.microbatches} "
-                f"micro-batches, but {'a replica' if replicas > 1 else 'the pipeline'} has {each} and {microbatches}"
+                f"the schedule {schedule.name!r} is for {has}, but "
+                f"{'a replica' if replicas > 1 else 'the pipeline'} has {each} and {microbatches}"
             )
         schedule.check()
         self.schedule = schedule

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from atoll.errors import PipelineError
 from atoll.pipelines.entries import Entry, Kind
 from atoll.pipelines.schedule import Schedule
+from atoll.quantities import counted
 
 F, B, INPUT, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHTS
 
@@ -111,8 +112,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: int) -> Sched
         raise PipelineError(f"unknown schedule {name!r}: use one of {', '.join(SCHEDULES)}, or a `Schedule` of yours")
     if stages < 1 or microbatches < 1:
         raise PipelineError(
-            f"a schedule needs at least one stage and one micro-batch, got {stages} stages and {microbatches} "
-            "micro-batches"
+            f"a schedule needs at least one stage and one micro-batch, got {counted(stages, 'stage')} and "
+            f"{counted(microbatches, 'micro-batch')}"
         )
     if any(value < 1 for value in options.values()):
         raise PipelineError(f"the options of a schedule must be at least 1, got {options}")

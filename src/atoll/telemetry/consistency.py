@@ -18,6 +18,7 @@ from atoll.cluster.locations import HostDevice
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import is_client_handle
+from atoll.quantities import counted
 from atoll.state.buffer_directory import Entry
 from atoll.state.memory_ledger import Block, undivided
 from atoll.state.queued_nodes import Gang
@@ -72,7 +73,7 @@ def _sessions(controller: ReportSource) -> Iterator[str]:
     open_ones = Counter(session.tenant.name for session in controller.sessions.values() if session.has_client)
     for name, tenant in controller.tenants.by_name.items():
         if tenant.sessions < open_ones[name]:  # more may wait until the cluster is complete
-            yield f"tenant {name} counts {tenant.sessions} sessions, but has {open_ones[name]}"
+            yield f"tenant {name} counts {counted(tenant.sessions, 'session')}, but has {open_ones[name]}"
     for number, session in controller.sessions.items():
         entries = session.directory.entries
         if session.directory.nbytes != (nbytes := sum(entry.nbytes for entry in entries.values())):
@@ -85,7 +86,7 @@ def _arrays(session: int, entries: Mapping[int, Entry]) -> Iterator[str]:
         if entry.released and entry.uses <= 0 and entry.waits is None and entry.ready:
             yield f"session {session} has released array {handle}, and nothing needs it, but it still exists"
         if entry.uses < 0:
-            yield f"array {handle} of session {session} is needed by {entry.uses} gangs"
+            yield f"array {handle} of session {session} is needed by {counted(entry.uses, 'gang')}"
 
 
 @dataclass(slots=True)
@@ -235,4 +236,4 @@ def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[
 
 def _list_handles(handles: set[int]) -> str:
     some = ", ".join(map(str, sorted(handles)[:_MAX_NAMED]))
-    return f"{len(handles)} arrays ({some}{', ...' if len(handles) > _MAX_NAMED else ''})"
+    return f"{counted(len(handles), 'array')} ({some}{', ...' if len(handles) > _MAX_NAMED else ''})"

@@ -28,7 +28,7 @@ from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol.messages import EngineReport
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.gang_states import Reason
 from atoll.state.offenses import TenantOffenses
@@ -367,7 +367,7 @@ def _note(version: Version) -> str:
     if version.error is not None:
         return version.error.message
     if version.state is VersionState.PENDING:
-        return f"{len(version.held)} arrays are complete"
+        return f"{counted(len(version.held), 'array')} complete"
     if version.files is not None and not version.is_on_devices:
         return version.files.restoring_text()
     if version.files is not None and version.files.problem:

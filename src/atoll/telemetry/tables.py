@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 from atoll.telemetry.snapshot import (
     DeviceSnapshot,
     HistogramView,
@@ -420,7 +420,7 @@ def headline(watch: Watch) -> str:
     """Return a line that summarizes the cluster."""
     snapshot, rates = watch.snapshot, watch.rates
     return (
-        f"{snapshot.topology}, {snapshot.devices} devices, {len(snapshot.sessions)} sessions; "
+        f"{snapshot.topology}, {counted(snapshot.devices, 'device')}, {counted(len(snapshot.sessions), 'session')}; "
         f"{rates.gangs:.0f} gangs/s, {human_bytes(int(rates.bytes_moved))}/s moved, "
         f"{rates.messages:.0f} messages/s; controller at {100 * rates.controller:.0f} % of a core, "
         f"late by {time_text(round(snapshot.load.lag, 4))} at most"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.tenant_settings import TenantSettings
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 from atoll.telemetry.snapshot import TenantSnapshot
 
 _DEFAULTS = TenantSettings("")
@@ -23,9 +23,9 @@ TEXTS: dict[str, Callable[[TenantSnapshot], str]] = {
     "disk": lambda t: f"{human_bytes(t.file_bytes)} of {human_bytes(t.disk)} in files",
     "sessions": lambda t: f"{t.open_sessions} of {t.sessions} sessions",
     "launches": lambda t: f"{t.in_flight} of {t.launches} launches",
-    "devices": lambda t: f"{t.devices} devices",
-    "uploads": lambda t: f"{t.uploads} uploads",
-    "compiles": lambda t: f"{t.compiles} compiles",
+    "devices": lambda t: counted(t.devices, "device"),
+    "uploads": lambda t: counted(t.uploads, "upload"),
+    "compiles": lambda t: counted(t.compiles, "compile"),
     "reserve": lambda t: f"{t.reserve} % reserved",
 }
 # The texts of limits with a default, for other values.

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding
 
+from atoll.quantities import counted
 from atoll.tensorflow.tensorflow_shardings import Rule, default_mesh, variable_name, variable_specs
 
 
@@ -51,7 +52,8 @@ class Variables(Mapping[str, jax.Array]):
 
     def __repr__(self) -> str:
         size = sum(self._arrays[name].nbytes for name in self)
-        return f"Variables({len(self)} variables, {size:,} bytes in total, on {self.mesh.size} devices)"
+        devices = counted(self.mesh.size, "device")
+        return f"Variables({counted(len(self), 'variable')}, {size:,} bytes in total, on {devices})"
 
     def write_back(self, variables: Iterable[Any] | None = None) -> None:
         """Assign the arrays' values to the given tf.Variables, or to all. Waits for the arrays."""

@@ -7,6 +7,7 @@ import time
 from nicegui import ui
 
 from atoll.errors import AtollError
+from atoll.quantities import counted
 from atoll.telemetry.timeline import WINDOW_SECONDS, Row
 from atoll.web.drawing import MAX_ROWS, legend_html, time_line_svg
 from atoll.web.live_table import heading
@@ -46,7 +47,7 @@ class TimeLinePage:
             picture.set_content(time_line_svg(rows, names, name_of, at, window, ago))
             legend.set_content(legend_html(names))
             if len(rows) > MAX_ROWS:
-                more.set_text(f"{len(rows) - MAX_ROWS} more devices are not shown")
+                more.set_text(f"not shown: {counted(len(rows) - MAX_ROWS, 'more device')}")
 
         await self._frame.build("/timeline", show, with_spans=True)
         heading("Gangs by device")

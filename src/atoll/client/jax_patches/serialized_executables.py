@@ -19,6 +19,7 @@ from atoll.client.plugin_programs import ask, is_atoll
 from atoll.decodable import decodable
 from atoll.errors import BackendError
 from atoll.protocol.questions import CompiledSource, SourceQuestion
+from atoll.quantities import counted
 
 _MAGIC = b"atoll.executable\0"
 
@@ -62,8 +63,8 @@ def _compile(client: Any, source: CompiledSource, devices: Any, compile_options:
 
     if len(host_callbacks) < source.callbacks:
         raise BackendError(
-            f"this executable calls {source.callbacks} functions of the process that compiled it, which its serialized "
-            "form does not contain: compile the function in this process"
+            f"this executable calls {counted(source.callbacks, 'function')} of the process that compiled it, which its "
+            "serialized form does not contain: compile the function in this process"
         )
     if compile_options is None:
         devices = _devices_of(source, devices)

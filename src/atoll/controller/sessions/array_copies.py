@@ -35,6 +35,7 @@ from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.state.buffer_directory import Entry
 from atoll.state.session import Session
 
@@ -183,7 +184,8 @@ class ArrayCopies:
             self._admit()
             return None
         named = [f"{each.title}: {each.problem}" for each in found[:_MAX_NAMED]]
-        return named if len(found) <= _MAX_NAMED else [*named, f"and {len(found) - _MAX_NAMED} more versions"]
+        more = len(found) - _MAX_NAMED
+        return named if more <= 0 else [*named, f"and {counted(more, 'more version')}"]
 
     def _on(self, island: int) -> list[Version]:
         """Return the versions with arrays or copies on the island."""

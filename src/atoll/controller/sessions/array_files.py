@@ -37,7 +37,7 @@ from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 from atoll.state.buffer_directory import Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
@@ -381,7 +381,8 @@ class ArrayFiles:
             if chosen and all(len({chosen[device] for device in group}) == len(group) for group in groups):
                 return {device: self._vaults.number(vault, location) for device, location in chosen.items()}
         most = max(map(len, groups))
-        text = f"no island with {most} {' or '.join(sorted(platforms))} devices is ready"
+        kinds = " or ".join(sorted(platforms))
+        text = f"no island with {counted(most, f'{kinds} device')} is ready"
         raise StatusError(Code.UNAVAILABLE, text)
 
     def _is_open(self, vault: Session, device: int) -> bool:

@@ -19,6 +19,7 @@ from atoll.errors import Code, Status
 from atoll.launch.failures import Failures
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.state.session import Session
 from atoll.state.session_states import SessionState
 from atoll.state.tenants import Tenant
@@ -81,7 +82,7 @@ class DetachedSessions:
         self._sessions.leases.forget(number)
         self._connections.sessions.pop(number, None)
         self.until[number] = self._outbox.seconds + session.run.detach
-        text = f"{session.run.name}: {session.in_flight} launches, {session.publishing} versions of arrays"
+        text = f"{session.run.name}: {_work_of(session)}"
         self._history.record("session detached", text, -1, number, session.tenant.name)
         return True
 
@@ -97,7 +98,9 @@ class DetachedSessions:
         for number, until in list(self.until.items()):
             session = self._open[number]
             if until <= now:
-                text = f"{session.name} was detached for {session.run.detach:.0f} s, and {_left(session)}"
+                text = (
+                    f"{session.name} was detached for {session.run.detach:.0f} s, and {_work_of(session)} had not ended"
+                )
                 self._sessions.close(number, Status(Code.DEADLINE_EXCEEDED, text))
             elif session.feeds.awaited and now >= until - session.run.detach + ARRIVAL_SECONDS:
                 gone = Status(Code.CANCELLED, f"the script of {session.name} has ended")
@@ -120,8 +123,9 @@ class DetachedSessions:
 def held_text(session: Session, name: str) -> str:
     """Return why another session cannot have the name now, and what to do."""
     if session.state is SessionState.DETACHED:
-        return f"{name} still runs: {session.name} is detached, and {_left(session)}. Wait for it, or end it with " + (
-            f"`atoll end-session {session.number}`"
+        return (
+            f"{name} still runs: {session.name} is detached, and {_work_of(session)} had not ended. Wait for it, "
+            f"or end it with `atoll end-session {session.number}`"
         )
     return (
         f"{name} is attached to {session.name}, process {session.pid}. End that script, or end its session with "
@@ -129,6 +133,6 @@ def held_text(session: Session, name: str) -> str:
     )
 
 
-def _left(session: Session) -> str:
+def _work_of(session: Session) -> str:
     """Return the work of a session that has not ended."""
-    return f"{session.in_flight} launches and {session.publishing} versions of arrays had not ended"
+    return f"{counted(session.in_flight, 'launch')} and {counted(session.publishing, 'version')} of arrays"

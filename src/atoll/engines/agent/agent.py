@@ -28,6 +28,7 @@ from atoll.engines.agent.local_worker import LocalWorker
 from atoll.engines.worker_command import WorkerPlace
 from atoll.errors import AccessError, AtollError, ClusterError, Code, ConnectError, Status
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.retries import Reasons, Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
@@ -327,7 +328,7 @@ class HostAgent:
             sandbox=self._options.sandbox,
         )
         self._host, self._serves = f"host {start.host} of island {start.island}", (start.island, start.rank)
-        self._host_devices = f"{start.devices} {start.platform} device{'s' * (start.devices != 1)}"
+        self._host_devices = counted(start.devices, f"{start.platform} device")
         self._on_event(f"this machine is {self._host} (rank {start.rank} of {start.hosts}): its worker starts")
         self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
 

@@ -26,6 +26,7 @@ from atoll.engines.hosts.rank_assignment import Candidate, assign_ranks, pending
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import Status
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.wire.address import Address, check_reached_by_hosts, parse_address
 from atoll.wire.framing import NO_MESSAGE
 
@@ -398,7 +399,7 @@ def _problem(agent: Agent, start: HostStart) -> str:
     has = agent.hello.devices.get(platform)
     if has is None or has >= needed:
         return ""
-    return f"{agent.hello.machine} has {has} {platform} devices of the {needed} that a host needs"
+    return f"{agent.hello.machine} has {counted(has, f'{platform} device')} of the {needed} that a host needs"
 
 
 class MachineDrains:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.cluster.topology import RankSlot
+from atoll.quantities import counted, noun_for
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def pending_reason(chosen: Sequence[Candidate | None], others: Sequence[Candidat
     """Return which hosts an island with the machines `chosen` waits for, and why it cannot use the free `others`."""
     have = [f"rank {rank} would be {each.machine}" for rank, each in enumerate(chosen) if each is not None]
     missing = [rank for rank, each in enumerate(chosen) if each is None]
-    ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-    text = f"waits for {len(missing)} of {len(chosen)} host{'s' * (len(chosen) > 1)}: {ranks}"
+    ranks = f"{noun_for(len(missing), 'rank')} {', '.join(map(str, missing))}"
+    text = f"waits for {len(missing)} of {counted(len(chosen), 'host')}: {ranks}"
     if have:
         text += f" ({', '.join(have)})"
     for each in others:

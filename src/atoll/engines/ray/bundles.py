@@ -12,6 +12,7 @@ from atoll.cluster.settings import ClusterSettings, check_known
 from atoll.cluster.topology import IslandShape
 from atoll.devices.device_kinds import kind_of
 from atoll.errors import SettingsError
+from atoll.quantities import counted
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 # Ray's names for the devices of platforms. Other platforms use only the CPU.
@@ -144,4 +145,4 @@ def _shares(bundle: Mapping[str, float], node: Node) -> str:
 
 
 def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
+    return counted(count, "node")

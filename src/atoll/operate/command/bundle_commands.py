@@ -15,6 +15,7 @@ import typer
 from atoll.errors import ClusterError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import echo, fail
+from atoll.quantities import counted
 
 _MAX_LINES = 20
 
@@ -99,7 +100,7 @@ def replay(
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=1))
         return
-    print(f"replayed {found.events} events of a controller of atoll {found.version}")
+    print(f"replayed {counted(found.events, 'event')} of a controller of atoll {found.version}")
     for name, count in found.messages.items():
         print(f"  sent {count} x {name}")
     if found.log:

@@ -32,6 +32,7 @@ from atoll.operate.command.command_options import (
 )
 from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, end_on_signals, fail, terminal
+from atoll.quantities import counted
 
 if TYPE_CHECKING:
     from atoll.operate.standing import StandingCluster, StandingOnRay, StandingOptions
@@ -503,7 +504,7 @@ def down(
         ended = stop(target, token(), all_sessions)
     text = f"{label} at {target.reached_at} has ended"
     if ended.processes >= 0:
-        text += f": {ended.processes} processes"
+        text += f": {counted(ended.processes, 'process')}"
     if ended.forced:
         text += f", {ended.forced} of them killed"
     if standby is not None:

@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, fail, terminal
+from atoll.quantities import counted
 
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
@@ -295,7 +296,10 @@ def check(as_json: AsJson = False, *, cluster: ClusterChoice) -> None:
     if as_json:
         print_json(target, msgspec.structs.asdict(reply))
     else:
-        print("\n".join(problems) or f"the controller and {reply.hosts} hosts agree: {reply.arrays} arrays")
+        print(
+            "\n".join(problems)
+            or f"the controller and {counted(reply.hosts, 'host')} agree: {counted(reply.arrays, 'array')}"
+        )
     if problems:
         raise typer.Exit(1)
 
