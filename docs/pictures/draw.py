@@ -196,7 +196,7 @@ LAUNCH: Picture = (
             635,
             400,
             "7  dispatch",
-            ("one message per host: Run, later Dispatch", "launch/launcher.py"),
+            ("one message per host: Run, later Dispatch", "launch/gang_starts.py"),
             ORANGE,
         ),
         Box(

@@ -113,7 +113,7 @@ class CompilingWorld(SpanningWorld):
         found = super().ended(host)
         assert isinstance(host, CompilingHost)
         for index, (sequence, problem) in enumerate(host.running):
-            gang = self.controller.launcher.in_flight.get(sequence)
+            gang = self.controller.launches.in_flight.get(sequence)
             if index in found or gang is None or problem is not None or host.begun_in.get(sequence, 0):
                 continue
             if gang.run.spec.is_apart or any(each in host.apart for each in gang.run.spec.functions):

@@ -98,6 +98,6 @@ def check_nothing_is_left(world: World) -> None:
         assert not any(host.lines.values())
         assert host.runs == {}
     assert world.controller.functions.users == {}
-    assert world.controller.launcher.in_flight == {}
-    assert world.controller.launcher.control_flow.statistics() == {"awaited": 0}
+    assert world.controller.launches.in_flight == {}
+    assert world.controller.launches.control_flow_runs.statistics() == {"awaited": 0}
     assert world.controller.parts()["dependencies"].statistics() == {"unresolved": 0}

@@ -24,7 +24,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.launch.launcher import GANG_WINDOW
+from atoll.launch.launches import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -76,7 +76,7 @@ class Cluster:
     def event(self, event: e.AnyEvent) -> list[a.AnyAction]:
         self.events[type(event).__name__] += 1
         actions = self.controller.handle(event)
-        self.controller.launcher.validate()
+        self.controller.launches.validate()
         if type(event) is e.Flush:
             self._flushes += 1
             if self._dumps and self._flushes in _DUMPED_AFTER and gc.isenabled():  # not while objects are counted

@@ -207,7 +207,7 @@ class SpanningWorld(World):
             each.discard(number)
 
         def note_sent(sequence: int) -> None:
-            gang = self.controller.launcher.in_flight.get(sequence)
+            gang = self.controller.launches.in_flight.get(sequence)
             if gang is not None:
                 gangs = [(each.sequence, each.run.spec.hosts) for each in gang.node.gangs]
                 self.nodes[sequence] = gang.node.number, gangs

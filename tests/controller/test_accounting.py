@@ -111,7 +111,7 @@ class AccountedWorld(World):
     def tallied(self) -> Counter[str]:
         """Return the device time of each tenant in the islands' tallies."""
         found = Counter[str]()
-        for (_, tenant), tally in self.controller.launcher.charges.by_island().items():
+        for (_, tenant), tally in self.controller.launches.charges.by_island().items():
             found[tenant] += tally.device_ns
         return found
 

@@ -415,7 +415,7 @@ class Crowded(Copying):
         self.lowered = 0
         self.memory = memory  # free bytes on each device of the other islands
         copies = self.controller.published.copies
-        ledger, make = self.controller.launcher.reservations.ledger, copies._internal.make
+        ledger, make = self.controller.launches.reservations.ledger, copies._internal.make
         free = ledger.free
 
         def count(*arguments: Any) -> int:
@@ -446,7 +446,7 @@ def test_no_transfer_is_lowered_to_an_island_without_memory() -> None:
 
 def test_few_transfers_are_lowered_for_arrays_whose_scratch_memory_does_not_fit() -> None:
     play = Crowded(memory=1000)
-    ledger = play.controller.launcher.reservations.ledger
+    ledger = play.controller.launches.reservations.ledger
     ledger.lacking = lambda *wanted, **_: wanted[0][0][0] if play.lowered else None
     assert play.replicate() == []
     assert play.lowered == 2
@@ -521,7 +521,7 @@ def test_the_refusal_of_a_drain_names_few_of_many_versions() -> None:
     for number in range(10):
         play.complete(f"policy-{number}")
     play.leave()
-    play.controller.launcher.reservations.ledger.free = lambda device: 0
+    play.controller.launches.reservations.ledger.free = lambda device: 0
     play.drain()
     for _ in range(10):
         play.flush()

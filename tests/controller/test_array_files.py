@@ -190,7 +190,7 @@ def test_a_read_whose_reader_is_closed_has_a_lost_version_restored() -> None:
     play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(3),), (7,)))
     play.proxy(reader, m.CloseVersion(opened.reader))
     play.sent()
-    gangs = [each for each in play.controller.launcher.in_flight.values() if each.island == 1]
+    gangs = [each for each in play.controller.launches.in_flight.values() if each.island == 1]
     play.lose(0, "it burnt")
     for gang in gangs:
         play.worker(1, m.Failed(gang.sequence, Status(Code.DATA_LOSS, "the sender is gone")))

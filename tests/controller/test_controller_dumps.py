@@ -59,7 +59,7 @@ class Twins:
 
 def twins_of(world: World) -> Twins:
     """Replace the controller of a world by twins."""
-    del world.controller.launcher.reservations.waits.hopeless  # the world's own, which knows only one controller
+    del world.controller.launches.reservations.waits.hopeless  # the world's own, which knows only one controller
     twins = Twins(world.controller)
     world.controller = world.cluster.controller = twins  # type: ignore[assignment]
     return twins

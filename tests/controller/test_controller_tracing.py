@@ -132,7 +132,7 @@ def test_an_island_that_is_not_there_is_waited_for():
     play.at(2.0).send(m.Launch(1, (10,), (11,), ()))
     play.at(5.0).tick(5.0)
     play.controller.resources.islands[0].enter(IslandState.READY)
-    play.controller.launcher.island_restarted(0)
+    play.controller.launches.island_restarted(0)
     (run,) = runs(play.outbox())
     play.done(run.sequence)
     assert waits(play.spans()[run.sequence]) == [("island", 3.0)]

@@ -119,7 +119,7 @@ def test_charges_in_advance_are_taken_back_from_a_gang_that_waited_on_its_host_o
     play.tick(7.0)
     assert sums(play)["f"].device_ns == (0 if is_lost else 100 * MS) - 3000 * MS
     put, call = 1, 0 if is_lost else 100 * MS
-    tallies = play.controller.launcher.charges.by_island().values()
+    tallies = play.controller.launches.charges.by_island().values()
     assert sum(each.device_ns for each in tallies) == put + call
 
 

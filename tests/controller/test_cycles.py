@@ -73,7 +73,7 @@ def its_session_ends_while_it_is_in_line(play: Play) -> None:
     assert len(started) < 100
     play.close(play.session)
     play.flush()
-    while live := list(play.controller.launcher.in_flight):
+    while live := list(play.controller.launches.in_flight):
         play.done(*live)
     play.flush()
 
@@ -96,14 +96,14 @@ def it_runs_again_after_the_loss_of_its_island(play: Play) -> None:
 def it_is_large_and_ends(play: Play) -> None:
     play.send(m.RegisterProgram(5, chain_of(NODES)))
     play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
-    while live := list(play.controller.launcher.in_flight):
+    while live := list(play.controller.launches.in_flight):
         play.done(*live)
 
 
 def it_is_large_and_fails(play: Play) -> None:
     play.send(m.RegisterProgram(5, chain_of(NODES)))
     play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
-    (first, *others) = list(play.controller.launcher.in_flight)
+    (first, *others) = list(play.controller.launches.in_flight)
     play.report(0, m.Failed(first, BROKEN))
     play.done(*others)
 
@@ -111,7 +111,7 @@ def it_is_large_and_fails(play: Play) -> None:
 def it_is_large_and_its_session_ends(play: Play) -> None:
     play.send(m.RegisterProgram(5, chain_of(NODES)))
     play.send(m.Launch(5, (10,), (11,), (), credits=CREDITS))
-    started = list(play.controller.launcher.in_flight)
+    started = list(play.controller.launches.in_flight)
     play.close(play.session)
     play.flush()
     play.done(*started)

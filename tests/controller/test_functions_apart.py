@@ -270,7 +270,7 @@ def test_a_failed_island_closes_no_world_and_the_others_end_their_parts():
     assert "host 1 of island 1 is gone" in error.message
     assert restarted(sent_until(play, 20)) == []
     play.done(first.sequence)
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
 
 
 def test_a_function_that_is_apart_needs_no_world_when_its_island_is_back():
@@ -378,7 +378,7 @@ def test_an_island_that_ended_its_part_and_is_lost_then_fails_the_run_only():
     play.lose(1, "its connection broke")
     assert of([message for _, message in sent_until(play, 30)], m.RestartIsland) == []
     play.done(sent[0].sequence, host=0)
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
     assert "island 1" in error_of(play, 11).message
 
 
@@ -499,7 +499,7 @@ def test_a_failure_on_one_island_does_not_restart_another():
     assert restarted(sent) == []
     assert of([each for _, each in sent], m.CloseWorld) == []
     play.done(second.sequence, host=1)
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
     assert "broken" in error_of(play, 11).message
 
 

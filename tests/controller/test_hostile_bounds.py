@@ -44,7 +44,7 @@ def test_a_wait_that_names_an_array_often_waits_for_it_once() -> None:
     assert directory.entries[10].waits == [5]
     assert directory.awaited == 1
     play.report(0, m.FeedsArrived(play.session, (1,)))
-    (gang,) = play.controller.launcher.in_flight
+    (gang,) = play.controller.launches.in_flight
     assert [type(each) for each in play.done(gang)].count(m.Awaited) == 1
     assert directory.awaited == 0
 
@@ -153,7 +153,7 @@ def test_a_published_array_is_the_one_that_had_the_handle_then() -> None:
     play.proxy(play.session, m.Launch(5, (10,), (view,), ()))
     play.flush()
     entries = play.controller.sessions[play.session].directory.entries
-    for gang in list(play.controller.launcher.in_flight):
+    for gang in list(play.controller.launches.in_flight):
         play.done(gang)
     assert play.controller.published.names.pending == {}
     assert list(play.controller.published.names.versions()) == []

@@ -45,7 +45,7 @@ def playing(islands: int = 3, joint_islands: int = 3, **settings: Any) -> Play:
 
 
 def in_flight(play: Play) -> list[Gang[Any]]:
-    return list(play.controller.launcher.in_flight.values())
+    return list(play.controller.launches.in_flight.values())
 
 
 def state_of(play: Play, handle: int) -> BufferState:
@@ -53,7 +53,7 @@ def state_of(play: Play, handle: int) -> BufferState:
 
 
 def used(play: Play) -> list[int]:
-    return [play.controller.launcher.reservations.ledger.used_on((host, 0)) for host in ALL]
+    return [play.controller.launches.reservations.ledger.used_on((host, 0)) for host in ALL]
 
 
 def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():
@@ -68,7 +68,7 @@ def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():
         play.done(gang.sequence, host=host)
     assert state_of(play, 11) is BufferState.READY
     assert not contradictions(play.controller)
-    play.controller.launcher.validate()
+    play.controller.launches.validate()
 
 
 def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
@@ -82,7 +82,7 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
     (alone,) = set(used(play))
     play.send(m.Launch(4, (11, 11), (12, 13), ()))
     assert set(used(play)) == {2 * alone}
-    play.controller.launcher.validate()
+    play.controller.launches.validate()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_each_island_counts_and_is_charged_for_its_part():
     (gang,) = in_flight(play)
     for host in ALL:
         play.report(host, m.Done(((gang.sequence, 0, 1000),)))
-    tallies, tenant = play.controller.launcher.charges.by_island(), gang.node.tenant.name
+    tallies, tenant = play.controller.launches.charges.by_island(), gang.node.tenant.name
     assert [tallies[island, tenant].device_ns for island in ALL] == [1000] * 3
     assert [sum(tallies[island, tenant].ran.counts) for island in ALL] == [1] * 3
     assert gang.run.launch.program.account.device_ns == 3000
@@ -189,7 +189,7 @@ def test_a_joint_gang_starts_when_all_of_its_islands_can_take_it():
         started += runs(play.done(each.sequence, host=1))
     names = [each.results for each in started]
     assert names == [(100 + len(alone),), (11,), (11,), (11,)], "in the order of the launches"
-    play.controller.launcher.validate()
+    play.controller.launches.validate()
 
 
 def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
@@ -209,7 +209,7 @@ def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
     assert state_of(play, 12) is BufferState.READY
     assert not in_flight(play)
     assert not contradictions(play.controller)
-    play.controller.launcher.validate()
+    play.controller.launches.validate()
 
 
 def told_to_forget(play: Play, handle: int) -> list[int]:

@@ -223,10 +223,10 @@ def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more(
     play.array(10)
     play.send(m.Launch(1, (10,), (11,), ()))
     assert play.send(m.Launch(1, (10,), (12,), ())) == []
-    memory = play.controller.launcher.reservations
+    memory = play.controller.launches.reservations
     assert memory.waits.is_waiting(play.session)
     (waiting,) = memory.waits.waiting.values()
-    play.controller.launcher.fail(waiting.gang.run.launch, BROKEN)
+    play.controller.launches.failing.fail(waiting.gang.run.launch, BROKEN)
     assert not memory.waits.is_waiting(play.session)
 
 

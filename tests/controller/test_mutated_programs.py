@@ -410,7 +410,7 @@ class Hostile(Cluster):
             if not self.runs.get(host) or host not in self.controller.connections.hosts:
                 return
             sequence = self.runs[host].pop(0)
-            gang = self.controller.launcher.in_flight.get(sequence)
+            gang = self.controller.launches.in_flight.get(sequence)
             if gang is not None and gang.run.spec.kind == "report":
                 self.worker(host, m.ValueReported(sequence, self.rng.randrange(2)))
             if self.rng.random() < 0.03:
@@ -517,7 +517,7 @@ def run(seed: int) -> Hostile:
         play.step()
     play.take(play.flush())
     assert play.victim in play.controller.sessions
-    play.controller.launcher.validate()
+    play.controller.launches.validate()
     play.controller.published.reads.validate()
     play.controller.published.names.validate()
     assert contradictions(play.controller) == []

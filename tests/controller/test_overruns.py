@@ -88,7 +88,7 @@ def test_a_run_that_had_to_be_stopped_stays_charged():
     charged = [each for action in contest.play.actions if isinstance(action, StoreUsage) for each in action.usage]
     found = sum(each.device_ns for each in charged if each.tenant == "bob")
     assert found >= 10_000_000_000
-    tally = contest.play.controller.launcher.charges.by_island()[0, "bob"]
+    tally = contest.play.controller.launches.charges.by_island()[0, "bob"]
     assert tally.device_ns == found
 
 

@@ -116,9 +116,9 @@ def test_a_call_over_all_islands_is_one_message_per_process_and_so_are_its_ends(
     sent = play.send(m.Launch(1, (10,), (11,), ()))
     assert [each.hosts for each in sent] == [(0, 2), (1, 3)]
     assert len({run for each in forwards(sent) for run in each.runs}) == 4, "each island has a gang"
-    assert len(play.controller.launcher.in_flight) == 4
+    assert len(play.controller.launches.in_flight) == 4
     assert play.end_all(sent) == [m.CreditReturned(1)]
-    assert not play.controller.launcher.in_flight
+    assert not play.controller.launches.in_flight
 
 
 def test_later_segments_of_a_run_are_one_message_per_process():
@@ -148,7 +148,7 @@ def test_a_failure_that_a_relay_passes_on_is_that_hosts():
     play.with_calls()
     sent = play.send(m.Launch(1, (10,), (11,), ()))
     play.relay_says(0, m.MemberFailed(2, forwards(sent)[0].runs[1], BROKEN))
-    failures = {gang.island: gang.run.failure for gang in play.controller.launcher.in_flight.values()}
+    failures = {gang.island: gang.run.failure for gang in play.controller.launches.in_flight.values()}
     assert failures == {0: None, 1: None, 2: BROKEN, 3: None}
 
 
@@ -158,7 +158,7 @@ def test_a_relay_reports_nothing_about_hosts_of_another_process():
     sent = forwards(play.send(m.Launch(1, (10,), (11,), ())))
     play.relay_says(1, m.MembersDone(sent[0].hosts, sent[0].runs, (0, 1, 0, 1)))
     play.relay_says(1, m.MemberFailed(0, sent[0].runs[0], BROKEN))
-    assert len(play.controller.launcher.in_flight) == 4
+    assert len(play.controller.launches.in_flight) == 4
 
 
 def test_an_island_that_restarts_leaves_the_relay_and_joins_it_again():
@@ -183,7 +183,7 @@ def test_the_islands_of_a_process_whose_relay_is_lost_are_restarted():
     assert sorted(each.island for each in restarts(play)) == [0, 2]
     states = play.controller.resources.islands
     assert [states[host].works for host in HOSTS] == [False, True, False, True]
-    assert {gang.island for gang in play.controller.launcher.in_flight.values()} == {1, 3}
+    assert {gang.island for gang in play.controller.launches.in_flight.values()} == {1, 3}
     error = play.controller.sessions[play.session].directory.entries[11].error
     assert error is not None
     assert "the relay of the process of island 0 was lost: it closed the connection" in error.message

@@ -97,9 +97,9 @@ def test_a_gang_of_a_whole_island_is_one_message_a_group_and_so_are_its_ends():
     assert {each.units for each in sent} == {(runs[0][1].sequence,)}
     sequence = runs[0][1].sequence
     assert gathered(play, 0, sequence, 0, 1) == []
-    assert play.controller.launcher.in_flight.keys() == {sequence}
+    assert play.controller.launches.in_flight.keys() == {sequence}
     assert gathered(play, 2, sequence, 2, 3) == [m.CreditReturned(1)]
-    assert not play.controller.launcher.in_flight
+    assert not play.controller.launches.in_flight
 
 
 def test_what_is_for_one_host_of_a_group_comes_by_the_relay_too():
@@ -219,7 +219,7 @@ def test_a_failure_that_a_relay_passes_on_is_that_hosts():
     with_call(play)
     ((_, run), _) = forwarded(play.send(m.Launch(1, (10,), (11,), ())))
     play.report(2, m.MemberFailed(3, run.sequence, BROKEN))
-    (gang,) = play.controller.launcher.in_flight.values()
+    (gang,) = play.controller.launches.in_flight.values()
     assert gang.run.hosts_left == {0, 1, 2}
     assert gang.run.failure == BROKEN
 

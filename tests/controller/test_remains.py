@@ -57,7 +57,7 @@ def test_the_memory_of_many_arrays_is_free_after_the_end_of_their_session():
     assert play.controller.ledger.total == used, "it is released later"
     assert contradictions(play.controller) == []
     restored = load_controller(dumped(play.controller))
-    assert len(restored.launcher.remains.left(Entry)) == len(session.directory.entries)
+    assert len(restored.launches.remains.left(Entry)) == len(session.directory.entries)
     play.flush()
     while play.controller.has_work:
         play.flush()
@@ -84,7 +84,7 @@ def test_many_arrays_of_a_lost_island_are_errors_at_once_and_their_memory_is_rel
     assert entries[50].state is BufferState.READY
     assert play.controller.ledger.total == used, "it is released later"
     assert contradictions(play.controller) == []
-    assert len(load_controller(dumped(play.controller)).launcher.remains.left(Entry)) == len(handles)
+    assert len(load_controller(dumped(play.controller)).launches.remains.left(Entry)) == len(handles)
     play.proxy(play.session, m.Launch(1, (100,), (51,), ()))
     assert entries[51].error.code == Code.DATA_LOSS
     play.proxy(play.session, m.Release((100,)))
@@ -136,14 +136,14 @@ def test_launches_in_line_of_a_closed_session_end_over_several_flushes_and_none_
     for each in range(count):
         play.proxy(play.session, m.Launch(1, (10,), (500 + each,), ()))
     play.flush()
-    in_flight = len(play.controller.launcher.in_flight)
+    in_flight = len(play.controller.launches.in_flight)
     assert in_flight < count
     end(play)
     assert play.controller.has_work
     while play.controller.has_work:
         play.flush()
-        assert len(play.controller.launcher.in_flight) <= in_flight
-    while live := list(play.controller.launcher.in_flight):
+        assert len(play.controller.launches.in_flight) <= in_flight
+    while live := list(play.controller.launches.in_flight):
         play.done(*live)
     assert play.controller.ledger.total == 0
     assert play.controller.tenants.default.running == 0

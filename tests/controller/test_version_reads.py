@@ -53,7 +53,7 @@ class Reading(Trainer):
         sent = [(to[1], each) for to, each in self.sent() if isinstance(each, m.Run) and each.results]
         found = {}
         for island, run in sent:
-            gangs = self.running[island] = list(self.controller.launcher.in_flight[run.sequence].node.gangs)
+            gangs = self.running[island] = list(self.controller.launches.in_flight[run.sequence].node.gangs)
             (found[island],) = [gang.island for gang in gangs if gang.island != island]
         return found
 
@@ -301,7 +301,7 @@ def test_a_flush_drops_only_some_copies_that_do_not_exist_any_more() -> None:
         play.event(e.Flush(play.now))
         flushes += 1
     assert flushes > len(readers) // 8
-    assert play.controller.launcher.in_flight, "the read has begun"
+    assert play.controller.launches.in_flight, "the read has begun"
 
 
 def test_a_version_that_is_closed_and_replaced_exists_until_its_reads_begin() -> None:
@@ -497,6 +497,6 @@ def test_a_launch_that_donates_a_copy_continues_when_the_copy_does_not_feed_othe
     if not limits:
         play.controller.ledger.declare((1, 0), 12)
     _donate(play, first, 8)
-    assert play.controller.launcher.reservations.waits.is_waiting(first.session)
+    assert play.controller.launches.reservations.waits.is_waiting(first.session)
     play.close(third.session)
     assert [each.results for each in runs(play.outbox())] == [(8,)]

@@ -137,7 +137,7 @@ def test_a_version_is_complete_in_the_turn_in_which_its_last_array_is_ready(deci
     handles = tuple(range(100, 130))
     play.report(0, m.FeedsArrived(play.session, handles))
     names = play.controller.published.names
-    while play.controller.launcher.in_flight:
-        play.worker(0, m.Done(tuple((each, 0, 1) for each in play.controller.launcher.in_flight)))
+    while play.controller.launches.in_flight:
+        play.worker(0, m.Done(tuple((each, 0, 1) for each in play.controller.launches.in_flight)))
         play.event(e.Flush(play.now))
     assert (len(names.pending), names.names["trainer", f"policy-{play.session}"].failure) == (2, None)

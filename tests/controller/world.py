@@ -290,8 +290,8 @@ class World:
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0 means no limit
         self.exhausted: set[str] = set()  # out-of-memory errors that the model confirms
-        self._hopeless = self.controller.launcher.reservations.waits.hopeless
-        self.controller.launcher.reservations.waits.hopeless = self.hopeless  # type: ignore[method-assign]
+        self._hopeless = self.controller.launches.reservations.waits.hopeless
+        self.controller.launches.reservations.waits.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
         self.removed: set[int] = set()  # those of them that do not restart
         self.replies: list[m.OperationReply] = []  # to operators
@@ -339,7 +339,7 @@ class World:
 
         This uses the live buffers, not the controller's sums. The gang allocates all of its outputs.
         """
-        spec, in_flight = gang.run.spec, self.controller.launcher.in_flight.values()
+        spec, in_flight = gang.run.spec, self.controller.launches.in_flight.values()
         needed = Counter[HostDevice]()
         for requirement in (spec.scratch, *(made.requirement for made in spec.makes if not made.views)):
             needed.update(dict(requirement))
@@ -440,7 +440,7 @@ class World:
 
     def ended(self, host: ModelHost) -> list[int]:
         """Return the indices of runs that can end on this host now. The other runs wait for other hosts to begin."""
-        in_flight = self.controller.launcher.in_flight
+        in_flight = self.controller.launches.in_flight
         found = []
         for index, (sequence, problem) in enumerate(host.running):
             gang = in_flight.get(sequence)

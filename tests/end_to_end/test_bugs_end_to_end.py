@@ -131,7 +131,7 @@ def failing_controller(start_ready: Path) -> dict[str, str]:
     """
     places = {
         "atoll.launch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7",
-        "atoll.launch.launcher:Launcher.start_ready": f"raises_if_file:{start_ready}",
+        "atoll.launch.gang_starts:GangStarts.start_ready": f"raises_if_file:{start_ready}",
     }
     return faults.environment(places, quick({}))
 

@@ -118,7 +118,7 @@ def decided(controller: Controller, turn: bytes) -> list[Any]:
 
 def _world(kind: type[World], seed: int, steps: int, loss: float, topology: str, **settings: Any) -> Recorded:
     world = kind(random.Random(seed), topology, 0.1, **settings)
-    del world.controller.launcher.reservations.waits.hopeless
+    del world.controller.launches.reservations.waits.hopeless
     recorded = Recorded(world.controller)
     world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
     play(world, world.rng, steps, loss)

@@ -56,7 +56,7 @@ def facts(controller: Controller) -> dict[str, Any]:
     }
     return {
         "sessions": sessions,
-        "gangs": sorted(controller.launcher.in_flight),
+        "gangs": sorted(controller.launches.in_flight),
         "memory": controller.ledger.total,
         "islands": {str(number): island.state for number, island in controller.resources.islands.items()},
         "connections": sorted(controller.connections.peers),
@@ -66,7 +66,7 @@ def facts(controller: Controller) -> dict[str, Any]:
 def write_journal(directory: Path, kind: type[World]) -> dict[str, Any]:
     """Write a snapshot of a working world, and a segment with some later turns. Return the facts about the snapshot."""
     world = kind(random.Random(7), "2x1x2", 0.1, device_memory=100)
-    del world.controller.launcher.reservations.waits.hopeless
+    del world.controller.launches.reservations.waits.hopeless
     for _ in range(2):
         world.open()
     for _ in range(14):

@@ -45,7 +45,7 @@ def world_of(seed: int, kind: type[World] = World, doom: float = 0.1) -> tuple[W
     """Return a world with three clients. Its controller is recorded after all hosts have joined."""
     rng = random.Random(seed)
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), doom, device_memory=rng.choice([0, 100]))
-    del world.controller.launcher.reservations.waits.hopeless  # the world's own check, which only knows this controller
+    del world.controller.launches.reservations.waits.hopeless  # the world's own check, which only knows this controller
     recorded = Recorded(world.controller)
     world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
     for _ in range(3):

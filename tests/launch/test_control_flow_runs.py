@@ -189,8 +189,8 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(launch):
     assert play.number(run.sequence, 1) == []
     play.done(run.sequence)
     controller = play.controller
-    assert controller.launcher.control_flow.statistics() == {"awaited": 0}
-    assert (controller.programs.plans, controller.launcher.in_flight) == ({}, {})
+    assert controller.launches.control_flow_runs.statistics() == {"awaited": 0}
+    assert (controller.programs.plans, controller.launches.in_flight) == ({}, {})
 
 
 def test_a_number_that_is_lost_with_its_host_fails_the_node():

@@ -80,7 +80,7 @@ def test_a_host_gets_all_of_its_segments_in_one_message_and_says_once_that_they_
     messages = play.report(1, progress(second, *range(NODES // 2), is_over=True))
     assert m.Awaited(20, Status()) in messages
     assert m.CreditReturned(1) in messages
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
     used = {each.program: each.device_ns for each in play.controller.meter.take(2)[1]}
     assert used["step"] == 10 * (NODES + NODES // 2), "all gangs are charged"
     spans = play.controller.trace.spans()
@@ -93,7 +93,7 @@ def test_what_is_reported_in_parts_is_counted_as_what_is_reported_at_once(play):
     for message in (progress(first, 0, 1), progress(first, 2, 3, 4), progress(first, 5, is_over=True)):
         play.report(0, message)
     play.report(1, progress(second, *range(NODES // 2), is_over=True))
-    tallies, tenant = play.controller.launcher.charges.tallies, play.controller.sessions[play.session].tenant.name
+    tallies, tenant = play.controller.launches.charges.tallies, play.controller.sessions[play.session].tenant.name
     assert tallies[0, tenant].moved == {"put": [1, 8], "send": [NODES // 2, 0]}
     assert tallies[1, tenant].moved == {"receive": [NODES // 2, 8 * NODES // 2]}
     assert tallies[0, tenant].running == tallies[1, tenant].running == 0
@@ -171,7 +171,7 @@ def test_a_run_is_revoked_at_any_segment(play, started, limits):
         sequences = [message.sequence] if isinstance(message, m.Run) else []
         sequences += [each for each, _ in message.units] if isinstance(message, m.Dispatch) else []
         for sequence in sequences:
-            gang = play.controller.launcher.in_flight[sequence]
+            gang = play.controller.launches.in_flight[sequence]
             ended.append(sequence)
             messages += play.report(gang.hosts[0], m.Done(((sequence, 0, 1),)))
         if isinstance(message, m.Awaited):
@@ -219,7 +219,7 @@ def test_a_host_that_fails_in_a_delegated_run_fails_the_launch(play, lost, asked
     messages += play.report(1 - lost, progress(left, 0, is_over=True))
     (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
     assert status.code == Code.DATA_LOSS
-    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
+    assert all(gang.node.session != play.session for gang in play.controller.launches.in_flight.values())
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
@@ -237,7 +237,7 @@ def test_a_revoked_run_fails_with_an_island_on_which_it_has_begun_and_not_ended(
     messages += play.report(0, progress(first, 0, 1, is_over=True))
     (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
     assert status.code == Code.DATA_LOSS
-    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
+    assert all(gang.node.session != play.session for gang in play.controller.launches.in_flight.values())
 
 
 def run_all(play: Play, messages: list[Any], last: m.Awaited) -> None:
@@ -248,7 +248,7 @@ def run_all(play: Play, messages: list[Any], last: m.Awaited) -> None:
         messages = [
             message
             for sequence in sequences
-            for message in play.done(sequence, host=play.controller.launcher.in_flight[sequence].hosts[0])
+            for message in play.done(sequence, host=play.controller.launches.in_flight[sequence].hosts[0])
         ]
         assert sequences, "nothing is left to do"
     assert last in messages
@@ -275,7 +275,7 @@ def test_a_revoked_run_fails_with_an_island_that_is_removed_before_it_has_begun_
     (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
     assert status.message == "island 1 is removed: it failed too often"
     assert play.controller.scheduler.nodes(1) == []
-    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
+    assert all(gang.node.session != play.session for gang in play.controller.launches.in_flight.values())
 
 
 def test_a_revoked_run_outlives_an_island_that_fails_before_it_has_begun_there(play, revoked):
@@ -410,7 +410,7 @@ def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
     play.report(0, progress(first, 0, is_over=True))
     play.report(1, m.Failed(second.sequence, BROKEN))
     play.report(1, progress(second, is_over=True))
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
     assert not any(play.controller.ledger.used.values())
 
 
@@ -429,7 +429,7 @@ def test_what_is_no_progress_ends_the_connection_of_who_reports_it(play, place, 
     first, _ = launched(play)
     ended = m.GangsEnded(1, 0, 0, 1, (0,) * counts)
     with pytest.raises(Exception, match=r"segments|bytes|counts"):
-        play.controller.launcher.delegated_runs.progressed(
+        play.controller.launches.delegated_runs.progressed(
             0, m.RunProgress(first.sequence, place, bytes(nbytes), ended, True)
         )
 
@@ -466,12 +466,12 @@ def work_of_a_commit(own: int, others: int) -> int:
             play.proxy(session, m.Launch(5, (ARRAY,), tuple(range(first, first + NODES // 2)), ()))
         started[session] = runs(play.outbox())
         assert [each.segments for each in started[session]] == [NODES, NODES // 2] * 2, "the others wait"
-    launcher, (first, second, *_) = play.controller.launcher, started[play.session]
+    launches, (first, second, *_) = play.controller.launches, started[play.session]
 
     def end() -> None:
-        launcher.delegated_runs.progressed(0, progress(first, *range(NODES), is_over=True))
-        launcher.delegated_runs.progressed(1, progress(second, *range(NODES // 2), is_over=True))
-        launcher.start_ready()
+        launches.delegated_runs.progressed(0, progress(first, *range(NODES), is_over=True))
+        launches.delegated_runs.progressed(1, progress(second, *range(NODES // 2), is_over=True))
+        launches.gang_starts.start_ready()
 
     work = instructions_of(end)
     assert len(runs(play.outbox())) == 2

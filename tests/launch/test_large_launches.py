@@ -36,7 +36,7 @@ class Registered(Slow):
     def run(self) -> list[Any]:
         """End all runs until nothing is in flight. Return all messages."""
         sent = self.outbox()
-        while live := list(self.controller.launcher.in_flight):
+        while live := list(self.controller.launches.in_flight):
             self.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
             sent += self.outbox()
         return sent
@@ -63,7 +63,7 @@ def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
         blocks = Blocks()
         play.launch()
         blocks.turns(play)
-        while live := list(play.controller.launcher.in_flight):
+        while live := list(play.controller.launches.in_flight):
             play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
             blocks.turns(play)
         return blocks.limit
@@ -112,7 +112,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(flushes: int):
         play.turn()
     play.close(play.session)
     play.flush()
-    while live := list(play.controller.launcher.in_flight):
+    while live := list(play.controller.launches.in_flight):
         play.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
         play.flush()
     assert play.controller.programs.plans == {}
@@ -131,7 +131,7 @@ def test_a_launch_whose_island_fails_meanwhile_fails_with_the_loss_of_its_argume
     play.lose(0, "it ended")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
-    assert not play.controller.launcher.in_flight
+    assert not play.controller.launches.in_flight
     assert not play.controller.scheduler.nodes(0)
     assert not play.controller.has_work
 
@@ -140,10 +140,10 @@ def test_a_launch_that_fails_while_it_is_put_in_line_fails_once():
     play = Registered()
     play.launch()
     play.proxy(play.session, m.Await(7, (11,)))
-    while not play.controller.launcher.in_flight:
+    while not play.controller.launches.in_flight:
         play.turn()
-    (first, *_) = play.controller.launcher.in_flight
-    assert play.controller.launcher.large_launches, "it is only partly enqueued"
+    (first, *_) = play.controller.launches.in_flight
+    assert play.controller.launches.large_launches.beginning, "it is only partly enqueued"
     play.worker(0, m.Failed(first, BROKEN))
     sent = play.run()
     (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program
-from atoll.launch.launcher import GANG_WINDOW
+from atoll.launch.launches import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.program_registration import LARGE_PLAN_BYTES
@@ -97,7 +97,7 @@ def test_a_large_plan_that_nobody_needs_any_more_is_dropped_once_it_is_there():
     assert play.send(m.ReleaseProgram(1)) == []
     assert play.report(0, m.PlanRegistered(message.plan)) == [m.DropPlan(message.plan)]
     assert play.report(0, m.PlanRegistered(message.plan)) == []
-    assert not play.controller.launcher.large_plans._missing
+    assert not play.controller.launches.large_plans._missing
 
 
 def test_a_large_plan_that_is_there_is_dropped_as_any_other():
@@ -105,7 +105,7 @@ def test_a_large_plan_that_is_there_is_dropped_as_any_other():
     (message,) = registered(play, 1, put(LARGE))
     play.report(0, m.PlanRegistered(message.plan))
     assert play.send(m.ReleaseProgram(1)) == [m.DropPlan(message.plan)]
-    assert not play.controller.launcher.large_plans._missing
+    assert not play.controller.launches.large_plans._missing
 
 
 def test_a_session_that_ends_leaves_nothing_of_its_large_plans():
@@ -116,7 +116,7 @@ def test_a_session_that_ends_leaves_nothing_of_its_large_plans():
     play.flush()
     play.worker(0, m.PlanRegistered(message.plan))
     assert m.DropPlan(message.plan) in play.outbox()
-    large = play.controller.launcher.large_plans
+    large = play.controller.launches.large_plans
     assert (large._missing, large._held) == ({}, {})
 
 

@@ -263,12 +263,10 @@ def test_a_new_session_starts_after_gangs_in_flight_and_before_waiting_ones():
 
 def test_a_node_without_memory_blocks_only_its_session():
     nodes = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
-    lacking = {nodes[0]}
-    scheduler = Scheduler[str](1, 8, reserve=lambda node: Reason.MEMORY if node in lacking else None)
-    for node in nodes:
-        scheduler.enqueue(node)
-    assert started(scheduler) == [3]
-    lacking.clear()
+    scheduler = scheduler_with(*nodes)
+    gang = scheduler.start_next(0, lambda node: Reason.MEMORY if node is nodes[0] else None)
+    assert gang is nodes[2].gangs[0]
+    assert scheduler.start_next(0, lambda node: Reason.MEMORY) is None
     scheduler.retry(nodes[0])
     assert started(scheduler) == [1, 2]
 

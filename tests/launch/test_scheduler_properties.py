@@ -39,10 +39,10 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
         return None
 
     ending = False
-    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands, reserve=reserve)
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands)
 
     def start(island: int) -> None:
-        while (gang := scheduler.start_next(island)) is not None:
+        while (gang := scheduler.start_next(island, reserve)) is not None:
             assert island in gang.all_islands
             assert not gang.node.dropped
             for each in gang.all_islands:

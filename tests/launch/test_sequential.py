@@ -18,8 +18,7 @@ class Rig:
 
     def enqueue(self, *nodes: QueuedNode[str]) -> None:
         for node in nodes:
-            self.dispatch.join(node)
-            self.scheduler.enqueue(node)
+            self.dispatch.enqueue(node)
 
     def start(self, hosts: int = 1) -> list[Gang[str]]:
         """Start the gangs that can start. Each is sent to this number of hosts."""

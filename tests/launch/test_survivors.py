@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster.settings import Dispatch
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, DeviceToHost, HostBuffer, HostToDevice, Transfer, single
-from atoll.launch.launcher import GANG_WINDOW
+from atoll.launch.launches import GANG_WINDOW
 from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
 
@@ -106,7 +106,7 @@ def test_with_sequential_dispatch_what_was_sent_precedes_what_stood_in_line():
     play.with_call(arguments=0)
     for handle in (10, 11, 12):
         play.send(m.Launch(1, (), (handle,), ()))
-    first = play.controller.launcher.in_flight
+    first = play.controller.launches.in_flight
     play.report(0, m.Enqueued(next(iter(first))))
     assert [gang.run.launch.results for gang in first.values()] == [(10,), (11,)], "the third waits for an answer"
     play.outbox()
@@ -179,7 +179,7 @@ def test_a_launch_over_two_islands_outlives_the_loss_of_one_unless_the_other_may
     play.send(m.Launch(1, (), (10,), ()))
     play.send(m.Launch(3, (10,), (11,), ()))
     play.send(m.Await(5, (11,)))
-    sent = [gang.run.launch.results for gang in play.controller.launcher.in_flight.values()]
+    sent = [gang.run.launch.results for gang in play.controller.launches.in_flight.values()]
     assert ((11,) in sent) == is_sent
     play.outbox()
     play.lose(0, "killed")

@@ -101,7 +101,7 @@ def test_a_run_is_one_gang_on_each_of_its_islands_and_ends_with_all():
     with_function(play)
     sent = runs(play.send(m.Launch(1, (), (11,), ())))
     assert len(sent) == 2
-    gangs = list(play.controller.launcher.in_flight.values())
+    gangs = list(play.controller.launches.in_flight.values())
     assert sorted(gang.island for gang in gangs) == [0, 1]
     assert all(gang.run.spec.collective and gang.state is GangState.RUNNING for gang in gangs)
     entry = play.controller.sessions[play.session].directory.entries[11]
@@ -203,7 +203,7 @@ def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_mo
     play.report(1, m.Failed(second.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
     for now in range(10, 13):
         play.tick(float(now))
-    assert play.controller.launcher.in_flight == {}
+    assert play.controller.launches.in_flight == {}
     error = play.controller.sessions[play.session].directory.entries[11].error
     assert error is not None
     assert "an argument has been deleted" in error.message
@@ -316,7 +316,7 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
     )
     (restart,) = [message for _, message in sent if type(message) is m.RestartIsland]
     assert restart.island == 0
-    assert first.sequence not in play.controller.launcher.in_flight
+    assert first.sequence not in play.controller.launches.in_flight
 
 
 def play_with_a_partly_begun_run(is_second: bool = False, **settings: Any) -> tuple[Play, Any, Any]:
@@ -357,7 +357,7 @@ def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends
     sent = sent_until(play, 20)
     restarted = [message for _, message in sent if type(message) is m.RestartIsland]
     assert [message.island for message in restarted] == [1] * ends, "it does not end"
-    assert (begun.sequence in play.controller.launcher.in_flight) != ends
+    assert (begun.sequence in play.controller.launches.in_flight) != ends
 
 
 def test_the_other_runs_of_a_tenant_end_with_a_run_that_another_island_never_begins() -> None:
@@ -379,7 +379,7 @@ def test_the_errors_of_other_runs_name_the_run_that_another_island_never_begins(
     """Not only that a connection was closed."""
     play, put, begun = play_with_a_partly_begun_run(is_second=True)
     play.send(m.Await(6, (9,)))
-    in_flight = play.controller.launcher.in_flight.values()
+    in_flight = play.controller.launches.in_flight.values()
     first, second = sorted(each.sequence for each in in_flight if each.run.spec.collective)[:2]
     closed = of(play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken"))), m.CloseWorld)
     assert [each.ended for each in closed] == [(first,), (second, begun.sequence)]

@@ -136,7 +136,7 @@ def test_a_function_over_islands_moves_with_one_of_its_islands():
     assert answer_in(replies).status.ok
     assert play.locations[0] == DeviceLocation(2, 2, 0)
     sent = play.send(m.Launch(1, (), (11,), ()))
-    (gang,) = play.controller.launcher.in_flight.values()
+    (gang,) = play.controller.launches.in_flight.values()
     assert sorted(gang.all_islands) == [1, 2]
     assert len(runs(sent)) == 2
 

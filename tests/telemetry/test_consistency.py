@@ -145,7 +145,7 @@ def spoil_uses(controller: Any) -> None:
 
 
 def spoil_gangs(controller: Any) -> None:
-    controller.launcher.in_flight.clear()
+    controller.launches.in_flight.clear()
 
 
 def spoil_tenant(controller: Any) -> None:

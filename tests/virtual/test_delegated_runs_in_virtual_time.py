@@ -81,7 +81,7 @@ def test_it_takes_as_long_as_node_by_node():
     took = []
     for seconds in (1.0, None):
         cluster = VirtualCluster("2x1x1")
-        cluster.controller.launcher.delegated_runs._exclusive_after = seconds
+        cluster.controller.launches.delegated_runs._exclusive_after = seconds
         client = ToAndFro(cluster, cluster.client())
         cluster.run(client.run(3))
         began, sent = cluster.now(), counted(cluster)
@@ -108,7 +108,7 @@ def test_a_newcomer_beside_a_delegated_run_waits_no_longer_than_beside_others():
     ready, _ = cluster.run_all([come(), long.run(4)])
     assert sent.count(m.RevokeRuns) == 2
     assert ready[0] - came[0] < 3.1 * SECONDS, "the rest of one, one more, and its own"
-    assert cluster.controller.launcher.in_flight == {}
+    assert cluster.controller.launches.in_flight == {}
 
 
 def test_what_somebody_has_had_alone_is_not_held_against_it():

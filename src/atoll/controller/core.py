@@ -46,7 +46,7 @@ from atoll.errors import Status, invalid
 from atoll.journal.event_log import EventLog
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.long_gangs import LongGangs
 from atoll.launch.memory_waits import MemoryWait
 from atoll.launch.policies import find_policy
@@ -119,7 +119,7 @@ class Controller:
             state,
             self.migrations,
             self.suspensions,
-            self.launcher,
+            self.launches,
             self.published.copies,
             self._recovery.forget_hosts,
             self.agents.pending_reason,
@@ -139,7 +139,7 @@ class Controller:
             store_usage=self._store_usage,
             stop_asked=self._persistence.stop_asked,
             remove_arrays=self.published.remove,
-            tenant_changed=self.launcher.scheduler.tenant_changed,
+            tenant_changed=self.launches.scheduler.tenant_changed,
         )
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(
@@ -163,7 +163,7 @@ class Controller:
             from_engine=EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operator=from_operators.received,
         )
-        self.watchdog = Watchdog(state, self.launcher, self._compilation, self._queries, self.published.names)
+        self.watchdog = Watchdog(state, self.launches, self._compilation, self._queries, self.published.names)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon, self._requests.end)
         self._backlog = self._work_in_steps()
         self._subscribe()
@@ -188,12 +188,12 @@ class Controller:
         """Make the parts that handle programs, from their registration to their end."""
         state = self._state
         self.trace = Trace()
-        self.launcher = Launcher(state, self, trace=self.trace, policy=policy)
-        self.scheduler = self.launcher.scheduler
-        self.ledger = self.launcher.reservations.ledger
+        self.launches = Launches(state, self, trace=self.trace, policy=policy)
+        self.scheduler = self.launches.scheduler
+        self.ledger = self.launches.reservations.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
-        self._failures = Failures(state, self.launcher)
-        self._worlds = Worlds(state, self.launcher)
+        self._failures = Failures(state, self.launches)
+        self._worlds = Worlds(state, self.launches)
         self._compilation = Compilation(
             state,
             scheduler=self.scheduler,
@@ -207,7 +207,7 @@ class Controller:
         self.programs = ProgramRegistry(
             state,
             compilation=self._compilation,
-            large_plans=self.launcher.large_plans,
+            large_plans=self.launches.large_plans,
             meter=self.meter,
             estimates=self._estimates,
         )
@@ -216,15 +216,15 @@ class Controller:
         """Make the parts that open, migrate and suspend sessions, and handle the hosts that they run on."""
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.ledger)
-        own = self._internal = InternalPrograms(self.programs, self.launcher, self._outbox)
+        own = self._internal = InternalPrograms(self.programs, self.launches.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(
-            self.sessions, self.resources, self.launcher, own, self._outbox, state.decisions
+            self.sessions, self.resources, self.launches, own, self._outbox, state.decisions
         )
         self.migrations = Migrations(
             self.resources,
             self._compilation,
             self._queries,
-            self.launcher,
+            self.launches,
             self.programs,
             own,
             spiller,
@@ -236,7 +236,7 @@ class Controller:
             spiller=spiller,
             resources=self.resources,
             slices=self.slices,
-            launches=self.launcher,
+            launches=self.launches,
             history=self.history,
             out=self._outbox,
             directory=settings.suspend_directory,
@@ -244,16 +244,16 @@ class Controller:
         )
         pressure = self._pressure = MemoryPressure(
             self.sessions,
-            self.launcher.reservations,
+            self.launches.reservations,
             spiller,
             self.suspensions,
             settings.spill,
             settings.suspend_lower,
         )
-        self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
+        self._relays = Relays(state, self.launches.gang_ends, settings.relay_group, self._hosts_answered)
         self._recovery = IslandRecovery(
             state,
-            launcher=self.launcher,
+            launches=self.launches,
             failures=self._failures,
             compilation=self._compilation,
             pending_reason=self.agents.pending_reason,
@@ -263,14 +263,14 @@ class Controller:
         )
         self._losses = IslandLosses(
             state,
-            launcher=self.launcher,
+            launches=self.launches,
             failures=self._failures,
             compilation=self._compilation,
             queries=self._queries,
         )
         self._overruns = Overruns(
             state,
-            self.launcher,
+            self.launches,
             self._recovery.restart_for,
             self._recovery.charge_overrun,
             self._worlds.replace,
@@ -278,14 +278,14 @@ class Controller:
         self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for, self._overruns.islands)
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
-        self.vaults = Vaults(state, self._sessions, self.launcher)
-        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
+        self.vaults = Vaults(state, self._sessions, self.launches)
+        self.published = PublishedArrays(state, self.vaults, self.launches, own, spiller)
         self._proxy_messages = ProxyMessages(
             state,
             sessions=self._sessions,
             compilation=self._compilation,
             programs=self.programs,
-            launcher=self.launcher,
+            launches=self.launches,
             migrations=self.migrations,
             suspensions=self.suspensions,
             tracing=self._tracing,
@@ -293,7 +293,7 @@ class Controller:
         )
         self._host_messages = HostMessages(
             state,
-            self.launcher,
+            self.launches,
             self.programs,
             self.ledger,
             self._tracing,
@@ -305,7 +305,7 @@ class Controller:
     def _messages_of_proxies(self) -> Mapping[type[Any], Callable[[Session, Any], None]]:
         """Return the handlers of proxies' messages that only one part handles."""
         return {
-            m.Launch: self.launcher.launch_within_window,
+            m.Launch: self.launches.launcher.launch_within_window,
             m.RegisterFunction: self._compilation.register,
             m.Recompile: self._compilation.recompile,
             m.Query: self._queries.ask,
@@ -322,9 +322,9 @@ class Controller:
     def _messages_of_hosts(self) -> Mapping[type[Any], Callable[[int, Any], None]]:
         """Return the handlers of workers' messages that only one part handles."""
         return {
-            m.RunProgress: self.launcher.delegated_runs.progressed,
-            m.RunsRevoked: self.launcher.delegated_runs.runs_revoked,
-            m.RowsMoved: self.launcher.rows_moved,
+            m.RunProgress: self.launches.delegated_runs.progressed,
+            m.RunsRevoked: self.launches.revocations.runs_revoked,
+            m.RowsMoved: self.launches.gang_ends.rows_moved,
             m.PeerSilent: self._recovery.peer_silent,
             m.WorkerFails: self._recovery.worker_fails,
             m.FeedsArrived: self._proxy_messages.feeds_arrived,
@@ -401,7 +401,7 @@ class Controller:
             self.published.session_closed,
             self.migrations.session_closed,
             self.suspensions.session_closed,
-            self.launcher.session_closed,
+            self.launches.session_closed,
             self._tracing.session_closed,
             self._checks.session_closed,
             self._host_messages.session_closed,
@@ -457,7 +457,7 @@ class Controller:
 
     def _work_in_steps(self) -> tuple[Collection[Any], ...]:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
-        programs, large = self.programs, self.launcher.large_launches
+        programs, large = self.programs, self.launches.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
         version_reads = self.published.reads
         reads = version_reads.starts.waiting, version_reads.ends.waiting, version_reads.leaving
@@ -488,7 +488,7 @@ class Controller:
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""
-        state, launcher = self._state, self.launcher
+        state = self._state
         return {
             "state": state,
             "tenants": state.tenants,
@@ -518,9 +518,7 @@ class Controller:
             "estimates": self._estimates,
             "programs": self.programs,
             "lowerings": self.programs.lowerings,
-            "launcher": launcher,
-            "scheduler": self.scheduler,
-            **launcher.parts(),
+            **self.launches.parts(),
             "queries": self._queries,
             "internal programs": self._internal,
             "array spiller": self._spiller,
@@ -558,27 +556,28 @@ class Controller:
 
     def _flush(self, event: e.Flush) -> list[AnyAction]:
         self.log.trim()
+        launches = self.launches
         if self.has_work:
             self.programs.lowerings.proceed(event.steps)
-            self.launcher.large_launches.proceed(event.steps)
+            launches.large_launch_steps.proceed(event.steps)
+            launches.large_launches.clear_ended(event.steps)
             self.programs.discards.proceed(event.steps)
             self._state.remains.proceed(event.steps)
             self._requests.proceed()
             self._inboxes.proceed(event.steps)
-        launcher = self.launcher
         self._inboxes.turn_ended()
         self.published.proceed()
         self.detached.proceed(self._inboxes.waiting)
         self._admission.open_named_sessions()
         self.suspensions.proceed()
         self.migrations.proceed()
-        launcher.release_delayed()
-        launcher.start_ready()
-        if launcher.reservations.waits.waiting:
-            launcher.reservations.waits.seek_relief()
-            launcher.start_ready()  # published arrays may have been freed at once
+        launches.queue.release_delayed()
+        launches.gang_starts.start_ready()
+        if launches.reservations.waits.waiting:
+            launches.reservations.waits.seek_relief()
+            launches.gang_starts.start_ready()  # published arrays may have been freed at once
         self._releases.proceed()
-        launcher.publish_frees()
+        launches.gang_starts.publish_frees()
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:
@@ -609,7 +608,7 @@ class Controller:
         self._tracing.tick(now)
         self._failures.tick(now)
         self.watchdog.tick(now)
-        self._long_gangs.tick(now, self.launcher.in_flight)
+        self._long_gangs.tick(now, self.launches.in_flight)
         self._store_usage()
         self._store_estimates(now)
 
@@ -673,7 +672,7 @@ class Controller:
 
     def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief
-        waited = self.launcher.reservations.waits.now - node.since
+        waited = self.launches.reservations.waits.now - node.since
         if waiting.quota is not None:
             return relief.free_quota(node.tenant, waiting.quota.place(device), missing, waited, is_last)
         is_searching = relief.free(node.tenant, device, missing, waited, is_last)

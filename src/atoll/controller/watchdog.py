@@ -13,7 +13,7 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
 from atoll.launch.foremost_gangs import foremost_gangs, with_foremost
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
@@ -63,7 +63,7 @@ class Watchdog:
     def __init__(
         self,
         state: ClusterState,
-        launcher: Launcher,
+        launches: Launches,
         compilation: Compilation,
         queries: Queries,
         names: NamedArrays,
@@ -73,7 +73,7 @@ class Watchdog:
         self._history = state.history
         self._outbox = state.outbox
         self._decisions = state.decisions
-        self._in_flight, self._scheduler = launcher.in_flight, launcher.scheduler
+        self._in_flight, self._scheduler = launches.in_flight, launches.scheduler
         self._compilation = compilation
         self._queries = queries
         self._names = names

@@ -69,6 +69,14 @@ class BufferReleases:
         if status is not None:
             self._outbox.to_session(session.number, m.Awaited(number, status))
 
+    def launched(self, session: Session, message: m.Launch) -> None:
+        """Do what a launch message asks for once its launch is in line, or was refused."""
+        if message.wait:
+            self.wait(session, message.wait, message.results)
+            self.release(session, message.results, delete=False)
+        if message.released:
+            self.release(session, message.released, delete=False)
+
     def fail(self, session: Session, handles: tuple[int, ...], error: Status) -> None:
         """Refuse pending buffers of a failed launch to new launches."""
         session.directory.fail(handles, error)

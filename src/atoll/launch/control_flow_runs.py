@@ -1,72 +1,37 @@
-"""Launch control flow nodes, whose programs are known only when a device has computed which of them to run.
+"""The launches of control flow nodes that are not over: what they await, and their ends.
 
-The Pathways paper calls such a node *irregular* (section 4.5): only launches that depend on it wait until the programs
-are known. The programs of a node are ordinary programs:
+`control_flow_launches` begins them, and launches their parts. A launch of a node keeps its arrays and programs alive
+until it is over.
 
-- A switch has a program that reports a number, and a branch for each number.
-- A loop has a program that reports whether to begin, programs for the first and the following iterations, and a last
-  one that makes the results. Each iteration makes the next carried arrays and reports whether to continue.
-
-The launches of these programs are the *parts* of the node's launch. They are also ordinary: they run in the order of
-the islands, and memory is reserved for them in that order.
-
-The results have their handles and a dependency from the start (`launch.dependency_tracker`), so launches that use them
-are deferred and everything else continues. The part that makes the results gets this dependency when it is known. It
-also gets the age of the node's launch, so that it precedes all later launches. A part waits only for earlier launches,
-so there are no deadlocks. Each node has one part in flight at a time, so a loop competes like other launches.
-
-Pure. Invariant: a launch of such a node keeps its arrays and programs alive until it is over.
+Pure.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
-from atoll.ir.program import credits_of
+from atoll.errors import Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.dependency_tracker import DependencyTracker
-from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
+from atoll.launch.launch_uses import LaunchUses
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import LOOP_HANDLES
-from atoll.state.buffer_directory import Entry
-from atoll.state.programs import RegisteredProgram
 from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
 
-class PartLaunches(Protocol):
-    """Launches the parts of control flow nodes: `Launcher`."""
-
-    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launch a part of a control flow node, whose arguments exist or have a dependency."""
-        ...
-
-    def return_credits_of_launch(self, session: Session, credits: int) -> None:
-        """Return the credits of a client's launch that has ended."""
-
-    def drop_if_idle(self, program: RegisteredProgram) -> None:
-        """Drop a released program if no gang waits that needs it."""
-
-
 class ControlFlowRuns:
-    """The launches of control flow nodes that are not over."""
+    """The runs of control flow nodes, by the report that each of them awaits."""
 
     def __init__(
         self,
         shared: SharedState,
         dependencies: DependencyTracker[GangRun],
         buffers: BufferReleases,
-        builder: LaunchBuilder,
-        launches: PartLaunches,
+        uses: LaunchUses,
     ) -> None:
         self._sessions = shared.sessions
         self._resources = shared.resources
-        self._quarantine = shared.quarantine
         self._dependencies = dependencies
-        self._buffers, self._builder = buffers, builder
-        self._launches = launches
+        self._buffers, self._uses = buffers, uses
         self._next_handle = LOOP_HANDLES.start  # of an array that a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by host and gang of the report
         self._ended: dict[tuple[int, int], None] = {}  # keys of `_awaited` whose gang has ended
@@ -74,80 +39,22 @@ class ControlFlowRuns:
     def statistics(self) -> dict[str, int]:
         return {"awaited": len(self._awaited)}
 
-    # ---- events
+    def new_handle(self) -> int:
+        """Return a new handle, for an array that a loop carries."""
+        self._next_handle += 1
+        return self._next_handle - 1
 
-    def launch(self, session: Session, message: m.Launch) -> Status | None:
-        """Launch a control flow node. Return an error if that is impossible.
+    def await_report(self, whole: ControlFlowRun, host: int, sequence: int) -> None:
+        """Note that the next part of a run depends on the number that the host will report for a gang."""
+        whole.awaited = host, sequence
+        self._awaited[whole.awaited] = whole
 
-        Raise INVALID_ARGUMENT if the launch takes too few credits of the session's window.
-        """
-        node = session.control_flow[message.program]
-        known = [session.definitions[each] for each in _numbers(node) if each in session.definitions]
-        check_cost(message, credits_of(*known))
-        try:
-            parts = _parts(session, node, message)
-        except StatusError as error:
-            return error.status
-        problem = quota_problem(session)
-        for handle in message.arguments:
-            problem = problem or session.directory.problem(handle)
-        for program in parts:
-            problem = problem or program_problem(session, program, self._quarantine, self._resources)
-        if problem is not None:
-            return problem
-        entries = session.directory.entries
-        arguments = [entries[handle] for handle in message.arguments]
-        dependency = self._dependencies.undecided(session.number, arguments)
-        last = parts[-1]
-        for made in last.values:
-            if made.result >= 0:
-                spec = last.result_specs[made.result]
-                entry = Entry(made.hosts, made.nbytes, producer=last.name, traceback_id=message.traceback_id, spec=spec)
-                entry.dependency = dependency
-                session.directory.add(message.results[made.result], entry)
-        whole = ControlFlowRun(
-            session.number,
-            node,
-            parts,
-            message.arguments,
-            message.results,
-            dependency,
-            self._builder.reserve_numbers(),
-            message.traceback_id,
-            message.credits,
-        )
-        for handle in message.arguments + message.results:
-            entries[handle].uses += 1
-        for program in parts:
-            program.waiting += 1
-        if isinstance(node, m.RegisterLoop):
-            whole.carried = message.arguments[node.constants :]
-            self._begin(session, whole, parts[0], message.arguments, ())
-        else:
-            self._begin(session, whole, parts[0], message.arguments[:1], ())
-        return None
-
-    def reported(self, host: int, sequence: int, value: int) -> None:
-        """Handle the number that a host has reported for a gang, and launch the next part."""
+    def reported(self, host: int, sequence: int) -> tuple[Session, ControlFlowRun] | None:
+        """Return the run that has awaited this report, with its session. Return None if the run is over."""
         whole = self._awaited.pop((host, sequence), None)
         self._ended.pop((host, sequence), None)
         session = None if whole is None else self._sessions.get(whole.session)
-        if whole is None or session is None:
-            return
-        node, parts = whole.node, whole.parts
-        if isinstance(node, m.RegisterSwitch):
-            branches = parts[1:]
-            branch = branches[min(max(value, 0), len(branches) - 1)]
-            self._end(session, whole, branch, whole.arguments[1:])
-            return
-        if not value:
-            self._end(session, whole, parts[3], whole.carried)
-            return
-        before, begins = whole.carried, whole.arguments[node.constants :]
-        whole.carried = tuple([self._new_handle() for _ in before])
-        iteration = parts[1] if before == begins else parts[2]
-        self._begin(session, whole, iteration, whole.arguments[: node.constants] + before, whole.carried)
-        self._drop_carried(session, whole, before)
+        return None if whole is None or session is None else (session, whole)
 
     def part_ended(self, launch: Launch) -> None:
         """Handle that a part is done, or has failed."""
@@ -156,7 +63,7 @@ class ControlFlowRuns:
         if whole is None or session is None or self._awaited.get(whole.awaited) is not whole:
             return  # its last part was launched, or it failed
         if launch.error is not None:
-            self._fail(session, whole, launch.error)
+            self.fail(session, whole, launch.error)
         elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
             self._ended[whole.awaited] = None
 
@@ -165,127 +72,43 @@ class ControlFlowRuns:
         hosts = set(self._resources.hosts_of(island))
         for awaited in [each for each in self._ended if each[0] in hosts]:
             whole = self._awaited[awaited]
-            self._fail(self._sessions[whole.session], whole, status.within(whole.parts[-1].name))
+            self.fail(self._sessions[whole.session], whole, status.within(whole.parts[-1].name))
 
     def session_closed(self, number: int) -> None:
         for whole in [each for each in self._awaited.values() if each.session == number]:
-            self._over(whole)
+            self._end(whole)
             self._dependencies.resolve(whole.dependency)
 
-    # ---- parts
-
-    def _begin(
-        self,
-        session: Session,
-        whole: ControlFlowRun,
-        program: RegisteredProgram,
-        arguments: tuple[int, ...],
-        results: tuple[int, ...],
-    ) -> None:
-        """Launch a part that reports a number."""
-        problem = self._problem(session, program, arguments)
-        if problem is not None:
-            self._fail(session, whole, problem)
-            return
-        message = m.Launch(0, arguments, results, (), whole.traceback_id, 0)
-        launch = self._launches.launch_part(whole, program, message)
-        for handle in results:
-            session.directory.entries[handle].uses += 1
-        (reporter,) = [gang for node in launch.nodes for gang in node.gangs if gang.run.spec.kind == "report"]
-        (host,) = reporter.hosts
-        whole.awaited = host, reporter.sequence
-        self._awaited[whole.awaited] = whole
-
-    def _end(
-        self, session: Session, whole: ControlFlowRun, program: RegisteredProgram, arguments: tuple[int, ...]
-    ) -> None:
-        """Launch the last part, which makes the results of the node."""
-        problem = self._problem(session, program, arguments)
-        if problem is not None:
-            self._fail(session, whole, problem)
-            return
-        message = m.Launch(0, arguments, whole.results, (), whole.traceback_id, whole.credits)
-        launch = self._launches.launch_part(whole, program, message)
-        self._over(whole)
-        self._drop_arrays(session, whole)
-        self._dependencies.decided(whole.dependency, launch.nodes)
-
-    def _problem(self, session: Session, program: RegisteredProgram, arguments: tuple[int, ...]) -> Status | None:
-        for handle in arguments:
-            error = session.directory.entries[handle].error
-            if error is not None:
-                return error
-        return program_problem(session, program, self._quarantine, self._resources)
-
-    def _fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
-        self._over(whole)
+    def fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
+        """Fail a run: its results become errors, and no further part is launched."""
+        self._end(whole)
         session.note_error(status)
         self._buffers.fail(session, whole.results, status)
         for handle in whole.results:
             self._buffers.settle(session, handle, status)
         self._drop_arrays(session, whole)
         self._dependencies.resolve(whole.dependency)
-        self._launches.return_credits_of_launch(session, whole.credits)
+        self._uses.return_credits(session, whole.credits)
 
-    def _over(self, whole: ControlFlowRun) -> None:
+    def last_part_launched(self, session: Session, whole: ControlFlowRun) -> None:
+        """End a run whose last part was launched."""
+        self._end(whole)
+        self._drop_arrays(session, whole)
+
+    def _end(self, whole: ControlFlowRun) -> None:
         self._awaited.pop(whole.awaited, None)
         self._ended.pop(whole.awaited, None)
         for program in whole.parts:
             program.waiting -= 1
-            self._launches.drop_if_idle(program)
+            self._uses.drop_if_idle(program)
 
     def _drop_arrays(self, session: Session, whole: ControlFlowRun) -> None:
         """Drop the uses of the arrays that the launch has kept alive."""
         self._buffers.unuse(session, whole.arguments + whole.results)
-        self._drop_carried(session, whole, whole.carried)
+        self.drop_carried(session, whole, whole.carried)
 
-    def _drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
+    def drop_carried(self, session: Session, whole: ControlFlowRun, handles: tuple[int, ...]) -> None:
         """Release arrays that a loop has carried, unless they are its arguments."""
         if isinstance(whole.node, m.RegisterLoop) and handles != whole.arguments[whole.node.constants :]:
             self._buffers.release(session, handles, delete=False)
             self._buffers.unuse(session, handles)
-
-    def _new_handle(self) -> int:
-        self._next_handle += 1
-        return self._next_handle - 1
-
-
-def _numbers(node: m.RegisterSwitch | m.RegisterLoop) -> tuple[int, ...]:
-    """Return the numbers of the node's programs."""
-    if isinstance(node, m.RegisterSwitch):
-        return node.index, *node.branches
-    return node.first, node.begins, node.following, node.last
-
-
-def _parts(
-    session: Session, node: m.RegisterSwitch | m.RegisterLoop, message: m.Launch
-) -> tuple[RegisteredProgram, ...]:
-    """Return the programs of a node. Raise StatusError if they do not fit together."""
-    taken, given = len(message.arguments), len(message.results)
-    may_consume = range(0)  # arguments that a loop's following iterations may donate
-    if isinstance(node, m.RegisterSwitch):
-        shapes = [(1, 0, 1), *((taken - 1, given, 0) for _ in node.branches)]
-    else:
-        carried = taken - node.constants
-        shapes = [(taken, 0, 1), (taken, carried, 1), (taken, carried, 1), (carried, given, 0)]
-        may_consume = range(max(node.constants, 0), taken)
-    found = []
-    for position, number in enumerate(_numbers(node)):
-        program = session.programs.get(number)
-        if isinstance(program, Status):
-            raise StatusError(Code(program.code), program.message, program.payloads)
-        if program is None:
-            raise not_found(f"program {number} does not exist in this session")
-        if program.is_unbounded:
-            raise unimplemented(f"{program.name} calls Python, which control flow cannot do")
-        if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):
-            raise invalid(f"{program.name} is part of control flow, and takes client bytes or donates its arrays")
-        found.append(program)
-    has = [(each.arguments, each.results, each.reports) for each in found]
-    alike = all(each.result_specs == found[-1].result_specs for each in found[1:])
-    if len(found) < 2 or has != shapes or not alike or message.feeds:
-        raise invalid(
-            f"{found[-1].name} is part of control flow, and its programs do not match: (arguments, results, reports) "
-            f"are {has} but must be {shapes}, with equal results"
-        )
-    return tuple(found)

@@ -3,9 +3,9 @@
 If no other session uses the islands of a launch, its gangs run in the order of the plan, and the controller has nothing
 to decide between them. So the launch is one queued node. Its gang on each island stands for all gangs of the launch
 there, and reserves the most memory that they ever need. The hosts start one gang after another by themselves
-(`worker.delegated_run_dispatcher`). When another session has a ready node on one of the islands, the run is *revoked*:
-its hosts report how many segments they have started. The rest of the launch is then enqueued node by node, like any
-other launch.
+(`worker.delegated_run_dispatcher`). When another session has a ready node on one of the islands, the run is *revoked*
+(`launch.run_revocations`), and limited to the segments that its hosts have started. The rest of the launch is then
+enqueued node by node, like any other launch.
 
 Invariants:
 
@@ -21,15 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from atoll.errors import Status, invalid
+from atoll.errors import invalid
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_programs import delegated_program
 from atoll.launch.delegated_run_records import DelegatedRun, DelegatedRunIndex, Revocation
 from atoll.launch.gang_charges import GangCharges
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
+from atoll.launch.launch_ends import LaunchEnds
+from atoll.launch.launch_uses import LaunchUses
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import SharedState
@@ -46,27 +47,12 @@ from atoll.state.session import GangRun, Launch, Session
 _AHEAD, _AHEAD_OF_SHORT = 2, 12
 
 
-class Launches(Protocol):
-    """The launches to which delegated runs belong: `Launcher`."""
-
-    def enqueue(self, node: QueuedNode[GangRun]) -> None:
-        """Have a node join its lines."""
-
-    def gang_left_line(self, gang: Gang[GangRun]) -> None:
-        """Note that a gang has started, or was dropped."""
-
-    def count_ended_gang(self, launch: Launch) -> None:
-        """Count a gang of the launch that has ended, or that was dropped."""
-
-    def fail(self, launch: Launch, status: Status) -> None:
-        """Fail a launch: drop its gangs that have not started, and refuse its results to later launches."""
-
-
 class DelegatedRuns:
-    """Delegates launches, revokes them, and handles their ends.
+    """Delegates launches, and handles their ends.
 
     A launch is delegated if no other session has started anything on its islands for the `delegate_after_seconds` of
-    the settings. If these are None, no launch is delegated.
+    the settings. If these are None, no launch is delegated. `revocations` has the revocations under way, by session:
+    `RunRevocations` adds and removes them.
     """
 
     def __init__(
@@ -80,12 +66,13 @@ class DelegatedRuns:
         charges: GangCharges,
         in_flight: dict[int, Gang[GangRun]],
         large_plans: LargePlans,
-        launches: Launches,
+        uses: LaunchUses,
+        ends: LaunchEnds,
     ) -> None:
         self._decisions = shared.decisions
         self._builder, self._buffers, self._charges = builder, buffers, charges
         self._large_plans = large_plans
-        self._launches = launches
+        self._uses, self._ends = uses, ends
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
@@ -94,7 +81,7 @@ class DelegatedRuns:
         self._exclusive_after = shared.settings.delegate_after_seconds
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._index = DelegatedRunIndex()
-        self._revocations: dict[int, Revocation] = {}  # by session
+        self.revocations: dict[int, Revocation] = {}  # by session
 
     # ---- start
 
@@ -148,9 +135,24 @@ class DelegatedRuns:
         self._index.add(delegated)
         if launch.program.is_large:
             self._large_plans.hold(launch.program.number, node)
-        self._launches.enqueue(node)
+        self._scheduler.enqueue(node)
 
-    def may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
+    def line_up_instead(self, node: QueuedNode[GangRun]) -> bool:
+        """Put a launch in line node by node if its run may not be committed. Return whether this was done.
+
+        These nodes take the place of the node that stands for the launch, which is dropped.
+        """
+        if self._may_be_committed(node):
+            return False
+        run = self._runs[node.number]
+        run.make_entries()
+        self._launch_rest(run, dict.fromkeys(run.gangs, 0))
+        self._scheduler.drop(node)
+        for gang in node.gangs:
+            self._end_gang(gang)
+        return True
+
+    def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether a run may be committed: no other session wants an island, and there is enough memory.
 
         Its gangs then need the memory that the run before it does not already have.
@@ -165,21 +167,12 @@ class DelegatedRuns:
                 gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
         return (
             not self._quarantine.suspects
-            and session not in self._revocations
+            and session not in self.revocations
             and not self._index.has_limited(session)
             and not any(self._scheduler.seconds_without_others(island, session) < 0 for island in run.gangs)
             and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
-
-    def enqueue_rest_of(self, node: QueuedNode[GangRun]) -> None:
-        """Enqueue the nodes of a launch in place of the node that stands for it, which is not committed."""
-        run = self._runs[node.number]
-        run.make_entries()
-        self._launch_rest(run, dict.fromkeys(run.gangs, 0))
-        self._scheduler.drop(node)
-        for gang in node.gangs:
-            self._end_gang(gang)
 
     def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
         """Return the island's part of the session's last committed run that has not ended there."""
@@ -211,7 +204,7 @@ class DelegatedRuns:
         run = self._runs[gang.node.number]
         if gang.state is GangState.COMMITTED:
             gang.enter(GangState.HELD)
-        if run.limits is None and gang.node.session in self._revocations:
+        if run.limits is None and gang.node.session in self.revocations:
             return
         limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
         if not limit:
@@ -237,45 +230,57 @@ class DelegatedRuns:
             ),
         )
 
-    # ---- revocation
+    # ---- limits, after a revocation
 
-    def revoke_contended(self) -> None:
-        """Revoke the runs on islands for which another session has a ready node."""
-        contended = self._scheduler.contended
-        for session in sorted(contended):
-            if session not in self._revocations and session in self._sessions:
-                self._decide(session, self._revoke(session))
-        contended.clear()
-
-    def _revoke(self, session: int) -> Revocation:
-        runs = [
+    def committed(self, session: int) -> list[DelegatedRun]:
+        """Return the session's committed runs that have no limit yet and have not failed, in order."""
+        return [
             run
             for run in self._index.of(session)
             if run.launch.error is None and run.limits is None
             if next(iter(run.gangs.values())).state >= GangState.COMMITTED
         ]
-        for run in runs:
-            run.share(run.gangs)
-        asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
-        revocation = self._revocations[session] = Revocation(runs, asked)
-        for host in sorted(asked):
-            self._outbox.to_host(host, m.RevokeRuns(session))
-        return revocation
 
-    def _under_way(self, gang: Gang[GangRun]) -> set[int]:
+    def under_way(self, gang: Gang[GangRun]) -> set[int]:
         """Return the hosts to which the gang was granted, and that have not ended it."""
         return gang.run.hosts_left if gang.state is GangState.GRANTED else set()
 
-    def runs_revoked(self, host: int, message: m.RunsRevoked) -> None:
-        """Handle the answer of a host, which starts no more segments by itself."""
-        revocation = self._revocations.get(message.session)
-        if revocation is not None and host in revocation.asked:
-            revocation.asked.discard(host)
-            island = self._resources.topology.island_of(host)
-            for run in revocation.runs:
-                run.share({island} & run.gangs.keys())
-            revocation.started.update(message.runs)
-            self._decide(message.session, revocation)
+    def limit(self, session: int, limits: Sequence[tuple[DelegatedRun, dict[int, int]]]) -> None:
+        """Limit runs of the session to so many segments on each island, and have their hosts continue up to there."""
+        for run, of_islands in limits:
+            self._index.limit(run, of_islands)
+            run.make_entries()
+        self._send_limits(session, [run for run, _ in limits])
+
+    def _send_limits(self, session: int, runs: Sequence[DelegatedRun]) -> None:
+        """Send the hosts that wait for it the number of segments that they run by themselves."""
+        by_host: dict[int, list[tuple[int, int]]] = {}
+        for run in runs:
+            for island, gang in run.gangs.items():
+                if self.under_way(gang):
+                    limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
+                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
+        for host, limited in by_host.items():
+            self._outbox.to_host(host, m.SetRunLimit(session, tuple(limited)))
+
+    def continue_limited(self, run: DelegatedRun) -> None:
+        """Start the gangs of a limited run that were held until its limits were known."""
+        for gang in run.gangs_in(GangState.HELD):
+            self.start(gang)
+        if self._decisions.counts_unbegun_parts:  # all of its islands may be lost
+            self._continue_if_revoked(run)
+
+    def island_lost(self, run: DelegatedRun, island: int) -> None:
+        """Handle that an island has lost its gang of a run before any of it had started there."""
+        gang = run.gangs[island]
+        if gang.state not in (GangState.HELD, GangState.GRANTED):
+            return
+        if run.limits is not None:
+            self._end_part(run, gang)
+            return
+        gang.run.hosts_left.clear()
+        self._leave_island(run, gang)
+        gang.enter(GangState.REVOKED)
 
     def has_begun(self, launch: Launch, island: int) -> bool:
         """Return whether the island's host may have started a gang of the launch."""
@@ -284,25 +289,6 @@ class DelegatedRuns:
         granted = run.limits is not None and run.limits[island] > 0
         has_ended = run.has_ended(island) and gang.state is not GangState.REVOKED
         return granted or has_ended or gang.run.device_ns > 0
-
-    def revoke_unstarted(self, island: int, launches: Sequence[Launch], status: Status) -> None:
-        """Revoke runs that had not started on an island that failed.
-
-        If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
-        """
-        for launch in launches:
-            run, session = self._runs[launch.nodes[0].number], launch.session
-            gang = run.gangs[island]
-            if run.limits is not None:
-                if gang.state in (GangState.HELD, GangState.GRANTED):
-                    self._end_part(run, gang)
-                continue
-            revocation = self._revocations.get(session) or self._revoke(session)
-            revocation.lost[run.first] = status
-            if gang.state in (GangState.HELD, GangState.GRANTED):
-                gang.run.hosts_left.clear()
-                self._leave_island(run, gang)
-                gang.enter(GangState.REVOKED)
 
     def to_continue_on(self, island: int) -> list[Launch]:
         """Return the launches of revoked runs whose rest needs the island, and is not in line yet.
@@ -320,71 +306,6 @@ class DelegatedRuns:
                 found.append(run.launch)
         return found
 
-    def hosts_failed(self, hosts: set[int]) -> None:
-        """Stop waiting for the answers of failed hosts."""
-        for session, revocation in list(self._revocations.items()):
-            revocation.asked -= hosts
-            self._decide(session, revocation)
-
-    def _decide(self, session: int, revocation: Revocation) -> None:
-        """Limit the runs after all hosts have answered, and fail those that were lost after other hosts had begun."""
-        if revocation.asked:
-            return
-        while True:
-            runs = [run for run in revocation.runs if run.launch.error is None]
-            limits = self._limits_of(runs, revocation)
-            lost = (run for run in runs if run.first in revocation.lost)
-            begun = next((run for run in lost if any(limits[run.first].values())), None)
-            if begun is None:
-                break
-            why = revocation.lost[begun.first]
-            text = f"{why.message} (hosts of other islands had begun it)"
-            self._launches.fail(begun.launch, why.reworded(text).within(begun.launch.program.name))
-        del self._revocations[session]
-        for run in runs:
-            self._index.limit(run, limits[run.first])
-            run.make_entries()
-        self._limit(runs, session)
-        for run in runs:
-            if run.first in revocation.lost:
-                self._renew_feeds(run, revocation.lost[run.first])
-            for gang in run.gangs_in(GangState.HELD):
-                self.start(gang)
-            if self._decisions.counts_unbegun_parts:  # all of its islands may be lost
-                self._continue_if_revoked(run)
-
-    def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
-        """Return how many segments the host of each island runs by itself, for each run by its number."""
-        found = {}
-        begun: set[int] = set()  # islands on which a later run has begun: earlier runs continue to their ends
-        for run in reversed(runs):
-            limits = found[run.first] = dict[int, int]()
-            for island, gang in run.gangs.items():
-                is_all = (run.has_ended(island) and gang.state is not GangState.REVOKED) or island in begun
-                count, started = len(run.program.parts[island].gangs), revocation.started.get(gang.sequence, 0)
-                limits[island] = count if is_all else min(max(0, started), count)
-            run.program.close(limits)
-            begun |= {island for island, limit in limits.items() if limit}
-        return found
-
-    def _renew_feeds(self, run: DelegatedRun, status: Status) -> None:
-        """Fail the feeds of the run, which a failed island may have sent in part. It sends all of them again."""
-        for gang in run.gangs.values():
-            for host, feeds in gang.run.incoming():
-                self._outbox.to_host(host, m.FailFeeds(run.launch.session, feeds, status))
-        run.launch.host_feeds = self._builder.reserve_feeds(run.launch.program)
-
-    def _limit(self, runs: list[DelegatedRun], session: int) -> None:
-        """Send the hosts that wait for it the number of segments that they run by themselves."""
-        by_host: dict[int, list[tuple[int, int]]] = {}
-        for run in runs:
-            for island, gang in run.gangs.items():
-                if self._under_way(gang):
-                    limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
-                    by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
-        for host, limited in by_host.items():
-            self._outbox.to_host(host, m.SetRunLimit(session, tuple(limited)))
-
     def _launch_rest(self, run: DelegatedRun, limits: dict[int, int]) -> None:
         """Enqueue the nodes beyond these segments."""
         units = run.rest(limits)
@@ -397,7 +318,7 @@ class DelegatedRuns:
         for first, unit in units:
             self._builder.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:
-            self._launches.enqueue(node)
+            self._scheduler.enqueue(node)
 
     # ---- ends
 
@@ -462,11 +383,11 @@ class DelegatedRuns:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
         session = self._sessions.get(gang.run.launch.session)
-        self._launches.gang_left_line(gang)
+        self._uses.gang_left_line(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
         self.count_ended(gang)
-        self._launches.count_ended_gang(gang.run.launch)
+        self._ends.count_ended_gang(gang.run.launch)
 
     def count_ended(self, gang: Gang[GangRun]) -> None:
         """Count a gang that has ended, that never starts, or whose rest is in line. Forget the run after the last."""
@@ -478,28 +399,27 @@ class DelegatedRuns:
             del self._runs[gang.node.number]
             gang.node.end()
 
-    def launch_failed(self, launch: Launch) -> None:
-        """Have hosts drop a failed launch, and do not enqueue the rest of it.
-
-        Later runs of the session fail if they need its results. The hosts do not begin the other runs until
-        they have received the limits of these.
-        """
+    def run_of(self, launch: Launch) -> DelegatedRun | None:
+        """Return the delegated run of a launch, or None if the launch has none that has not ended."""
         run = self._runs.get(launch.nodes[0].number) if launch.nodes else None
-        if run is None or run.launch is not launch:
-            return
-        others = [each for each in self._index.of(launch.session) if each is not run]
-        for other in others:
-            problem = next(
-                (entry.error for entry in other.launch.entries[: len(other.launch.arguments)] if entry.error), None
-            )
-            if problem is not None:
-                self._launches.fail(other.launch, problem)
+        return run if run is not None and run.launch is launch else None
+
+    def others(self, run: DelegatedRun) -> list[DelegatedRun]:
+        """Return the other runs of the same session, in order."""
+        return [each for each in self._index.of(run.launch.session) if each is not run]
+
+    def launch_failed(self, run: DelegatedRun, others: Sequence[DelegatedRun]) -> None:
+        """Have hosts drop the run of a failed launch, and do not enqueue the rest of it.
+
+        The hosts do not begin the `others` of the session until they have received the limits of these.
+        """
+        session = run.launch.session
         for gang in run.gangs.values():
-            for host in self._under_way(gang):
+            for host in self.under_way(gang):
                 if not self._resources.has_failed(host):
-                    self._outbox.to_host(host, m.DropRun(launch.session, gang.sequence))
-        if launch.session not in self._revocations:
-            self._limit([each for each in others if each.launch.error is None], launch.session)
+                    self._outbox.to_host(host, m.DropRun(session, gang.sequence))
+        if session not in self.revocations:
+            self._send_limits(session, [each for each in others if each.launch.error is None])
         for gang in run.gangs_in(GangState.HELD):
             self._end_part(run, gang)
         self._end_revoked(run)

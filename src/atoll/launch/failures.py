@@ -13,7 +13,7 @@ later launches. It takes part in no transfer to another island, so no other host
 not survive if they call Python or are part of control flow.
 
 A delegated run was sent to several islands at once. It may survive if it was behind another run on the island.
-`delegated_runs` asks the hosts of its other islands, and the run joins the lines if none of them has begun it.
+`run_revocations` asks the hosts of its other islands, and the run joins the lines if none of them has begun it.
 
 `survivors` decides about each launch.
 """
@@ -24,7 +24,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 
 from atoll.errors import Status
 from atoll.launch.launch_checks import gang_problem
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.launch.survivors import Survivors
 from atoll.state.durations import Durations
@@ -46,17 +46,17 @@ class Failures:
     def __init__(
         self,
         shared: SharedState,
-        launcher: Launcher,
+        launches: Launches,
     ) -> None:
         self._decisions = shared.decisions
-        self._launcher = launcher
-        self._in_flight = launcher.in_flight
-        self._control_flow = launcher.control_flow
-        self._delegated_runs = launcher.delegated_runs
-        self._requeued, self._feeds = launcher.requeued, launcher.feeds
-        self._remains, self._memory_waits = shared.remains, launcher.reservations.waits
+        self._gang_ends, self._failing = launches.gang_ends, launches.failing
+        self._in_flight = launches.in_flight
+        self._control_flow = launches.control_flow_runs
+        self._delegated_runs, self._revocations = launches.delegated_runs, launches.revocations
+        self._requeued, self._feeds = launches.requeued, launches.feeds
+        self._remains, self._memory_waits = shared.remains, launches.reservations.waits
         self._connections = shared.connections
-        self._scheduler = launcher.scheduler
+        self._scheduler = launches.scheduler
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._failed_for: Durations[int] = Durations()  # how long gangs have failed, by sequence
@@ -104,16 +104,16 @@ class Failures:
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(island, hosts, self._in_flight, self._sessions, self._delegated_runs.has_begun)
         survivors.judge(self._launches_of(island))
-        self._delegated_runs.revoke_unstarted(island, survivors.granted, status)
+        self._revocations.revoke_unstarted(island, survivors.granted, status)
         self._requeued.requeue(survivors.sent)
         for launch in survivors.waiting:
             self._feeds.await_again(launch, hosts)
         for launch, reason in survivors.lost:
             why = status.reworded(f"{status.message}{survivors.described_run(launch)} ({reason})")
-            self._launcher.fail(launch, self._cause(launch) or why.within(launch.program.name))
+            self._failing.fail(launch, self._cause(launch) or why.within(launch.program.name))
         for gang in [g for g in self._in_flight.values() if g.is_on(island)]:
-            self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-            self._launcher.parts_lost(gang, hosts, status)
+            self._failing.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+            self._gang_ends.parts_lost(gang, hosts, status)
         granted = set(map(id, survivors.granted))
         sent = [*self._in_flight.values(), *self._committed()]
         nodes = {gang.node.number: gang.node for gang in sent}
@@ -128,10 +128,10 @@ class Failures:
             depends_on_it = spec.incoming or gang.run.failure is not None or is_in_world
             if depends_on_it and gang.node.number in on_island:
                 why = status.within(gang.run.launch.program.name)
-                self._launcher.fail(gang.run.launch, why)
+                self._failing.fail(gang.run.launch, why)
                 if is_in_world and gang.sequence in self._in_flight:
                     gang.run.failure = gang.run.failure or why  # it may hang, although the lost hosts had ended it
-        self._delegated_runs.hosts_failed(hosts)
+        self._revocations.hosts_failed(hosts)
         return survivors
 
     def feeds_lost(self, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
@@ -139,7 +139,7 @@ class Failures:
         hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
         for launch, host in hosts.values():
             text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
-            self._launcher.fail(launch, status.reworded(text).within(launch.program.name))
+            self._failing.fail(launch, status.reworded(text).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island, were sent there, or began there and will continue there.
@@ -168,7 +168,7 @@ class Failures:
             for gang in node.gangs:
                 problem = gang_problem(session, gang)
                 if problem is not None:
-                    self._launcher.fail(gang.run.launch, problem)
+                    self._failing.fail(gang.run.launch, problem)
 
     def isolate(self, suspects: Container[str]) -> None:
         """Have the gangs in line that run suspected functions run exclusively."""
@@ -191,7 +191,7 @@ class Failures:
             for gang in node.gangs:
                 name = next((name for name in gang.run.spec.functions if name in failed), None)
                 if name is not None:
-                    self._launcher.fail(gang.run.launch, failed[name].within(gang.run.launch.program.name))
+                    self._failing.fail(gang.run.launch, failed[name].within(gang.run.launch.program.name))
 
     def fail_without_functions(
         self, lost: Collection[str], awaited: Mapping[int, Collection[str]], status: Status
@@ -207,13 +207,13 @@ class Failures:
             for gang in node.gangs:
                 has_place = gang.state is GangState.COMMITTED
                 if any(name in failing or (has_place and name in lost) for name in gang.run.spec.functions):
-                    self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+                    self._failing.fail(gang.run.launch, status.within(gang.run.launch.program.name))
 
     def fail_tenant(self, tenant: Tenant, status: Status) -> None:
         """Fail the launches of a tenant that are in line."""
         for node in self._waiting():
             if node.tenant is tenant:
-                self._launcher.fail(node.gangs[0].run.launch, status)
+                self._failing.fail(node.gangs[0].run.launch, status)
 
     def _waiting(self) -> list[QueuedNode[GangRun]]:
         """Return the nodes with gangs that have not started, in the order of their launches."""
@@ -223,10 +223,10 @@ class Failures:
         """Fail the launches in line, and the revoked runs to be put in line, that need an island that was removed."""
         for node in self._scheduler.nodes(island):
             if node.gangs:
-                self._launcher.fail(node.gangs[0].run.launch, status)
+                self._failing.fail(node.gangs[0].run.launch, status)
         if self._decisions.counts_unbegun_parts:
             for launch in self._delegated_runs.to_continue_on(island):
-                self._launcher.fail(launch, status)
+                self._failing.fail(launch, status)
         self._scheduler.remove_island(island)
 
     def tick(self, now: float) -> None:
@@ -244,9 +244,9 @@ class Failures:
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
             if seconds >= self._patience(gang.run) and gang.run.failure is not None:
-                self._launcher.fail(gang.run.launch, self._cause(gang.run.launch) or gang.run.failure)
+                self._failing.fail(gang.run.launch, self._cause(gang.run.launch) or gang.run.failure)
                 if not gang.run.hosts_left:
-                    self._launcher.end_gang(gang)
+                    self._gang_ends.end_gang(gang)
 
     def _patience(self, run: GangRun) -> float:
         """Return for how many seconds a failed gang may still turn out to have failed because a host is lost.
@@ -254,7 +254,7 @@ class Failures:
         If a process of a Python program ends, so do those on the other hosts. The worker that is lost may be the one
         that has not reported this, and the end of its process may be known before its own.
         """
-        waits = bool(run.hosts_left) and run.failure is not None and self._launcher.ended_with_others(run, run.failure)
+        waits = bool(run.hosts_left) and run.failure is not None and self._gang_ends.ended_with_others(run, run.failure)
         return PROCESSES_ENDED_SECONDS if waits else LOSS_KNOWN_SECONDS
 
     def _cause(self, launch: Launch) -> Status | None:
@@ -287,7 +287,7 @@ class Failures:
         if self._remains.waiting:  # memory of closed sessions is still being released
             return
         for gang, status in self._memory_waits.hopeless():
-            self._launcher.fail(gang.run.launch, status)
+            self._failing.fail(gang.run.launch, status)
 
 
 def _has_failed_by_itself(gang: Gang[GangRun]) -> bool:

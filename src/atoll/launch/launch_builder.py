@@ -1,6 +1,6 @@
 """Make the records of launches: the entries of their buffers, their nodes, and the gangs of the nodes.
 
-This module enqueues and sends nothing; `launcher` does that.
+This module enqueues and sends nothing: `launch_queue` and `gang_starts` do that.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from atoll.launch.dependency_tracker import ClientRunLimits, DependencyTracker, 
 from atoll.launch.failures import Failures
 from atoll.launch.gang_charges import GangCharges
 from atoll.launch.island_lines import IslandLines
-from atoll.launch.large_launches import LargeLaunches, _Beginning, _End
+from atoll.launch.large_launches import EndedLaunch, LargeLaunch, LargeLaunches
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.long_gangs import LongGangs
 from atoll.launch.lowerings import Lowering, Lowerings
 from atoll.launch.memory_waits import MemoryWait, MemoryWaits
@@ -165,8 +165,8 @@ class ReservationsDump(Dump):
 # ---- launches
 
 
-@dump_of(Launcher, "launcher", rebuild=lambda launcher: launcher.left_out.find())
-class LauncherDump(Dump):
+@dump_of(Launches, "launcher", rebuild=lambda launches: launches.left_out.find())
+class LaunchesDump(Dump):
     in_flight: dict[int, Ref[Gang[Any]]] = {}
 
 
@@ -213,8 +213,8 @@ class LaunchBuilderDump(Dump):
     _next_feed: int
 
 
-@dump_of(_Beginning, "beginning launch")
-class BeginningDump(Dump):
+@dump_of(LargeLaunch, "beginning launch")
+class LargeLaunchDump(Dump):
     session: Ref[Session]
     launch: Ref[Launch]
     message: m.Launch
@@ -223,16 +223,16 @@ class BeginningDump(Dump):
     joined: int | None = None
 
 
-@dump_of(_End, "ended launch")
-class EndDump(Dump):
+@dump_of(EndedLaunch, "ended launch")
+class EndedLaunchDump(Dump):
     launch: Ref[Launch]
     values: int = 0
 
 
 @dump_of(LargeLaunches, "large launches")
 class LargeLaunchesDump(Dump):
-    _beginning: TurnsOf[Ref[_Beginning]]
-    _ended: TurnsOf[Ref[_End]]
+    _beginning: TurnsOf[Ref[LargeLaunch]]
+    _ended: TurnsOf[Ref[EndedLaunch]]
 
 
 @dump_of(LargePlans, "large plans")
@@ -302,7 +302,7 @@ class RevocationDump(Dump):
 @dump_of(DelegatedRuns, "delegated runs", rebuild=DelegatedRuns.index_runs)
 class DelegatedRunsDump(Dump):
     _runs: dict[int, Ref[DelegatedRun]] = {}
-    _revocations: dict[int, Ref[Revocation]] = {}
+    revocations: dict[int, Ref[Revocation]] = {}
 
 
 # ---- functions and programs
@@ -439,5 +439,5 @@ callback(
 )
 callback("compilation: drop reference", Compilation, Compilation.drop_reference)
 callback("programs: drop remaining", ProgramRegistry, ProgramRegistry._drop_remaining)
-callback("launcher: end dropped", Launcher, Launcher._end_dropped)
+callback("launcher: end dropped", Launches, Launches.end_dropped)
 callback("reservations: release", Reservations, Reservations.release)

@@ -56,10 +56,6 @@ class Scheduler(QueuedWork[Payload]):
       hosts: the number of hosts of each island, by default 1.
       keeps_kinds: `Decisions.keeps_kinds`.
       tries_after_calls: `Decisions.tries_after_calls`.
-      reserve: takes the memory of a node before it is committed, or returns what it lacks. A node that lacks memory is
-        not committed until `retry`. By default, memory is not counted.
-      line_up_instead: is called before a delegated node is committed. If other nodes have to run in its place, it
-        drops the node, enqueues these, and returns True.
     """
 
     def __init__(
@@ -71,15 +67,11 @@ class Scheduler(QueuedWork[Payload]):
         hosts: Sequence[int] = (),
         keeps_kinds: bool = True,
         tries_after_calls: bool = True,
-        reserve: Callable[[QueuedNode[Payload]], Reason | None] | None = None,
-        line_up_instead: Callable[[QueuedNode[Payload]], bool] | None = None,
     ) -> None:
         super().__init__()
         self.window = window
         self._keeps_kinds = keeps_kinds
         self._tries_after_calls = tries_after_calls
-        self._reserve = reserve
-        self._line_up_instead = line_up_instead
         self._busy_ns = busy_ns
         self._policy = policy
         for record in islands:
@@ -164,10 +156,22 @@ class Scheduler(QueuedWork[Payload]):
         if node.gangs and node.gangs[0].state is GangState.READY:
             self._wait(node, reason)
 
-    def start_next(self, island: int) -> Gang[Payload] | None:
+    def start_next(
+        self,
+        island: int,
+        reserve: Callable[[QueuedNode[Payload]], Reason | None] | None = None,
+        line_up_instead: Callable[[QueuedNode[Payload]], bool] | None = None,
+    ) -> Gang[Payload] | None:
         """Start the next gang, and return it. If none is committed, first commit the nodes that the policy chooses.
 
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
+
+        Args:
+          island: the island.
+          reserve: takes the memory of a node before it is committed, or returns what it lacks. A node that lacks memory
+            is not committed until `retry`. By default, memory is not counted.
+          line_up_instead: is called before a delegated node is committed. If other nodes have to run in its place, it
+            drops the node, enqueues these, and returns True.
         """
         lines = self._islands[island]
         if lines.record.state not in WORKING:  # `works` is a call, and this is on the path of every launch
@@ -179,7 +183,7 @@ class Scheduler(QueuedWork[Payload]):
                 node = lines.policy.take()
                 if node is None:
                     return None
-                self._commit(node)
+                self._commit(node, reserve, line_up_instead)
                 continue
             gang = lines.committed[0]
             if gang.state is GangState.DROPPED:
@@ -408,7 +412,12 @@ class Scheduler(QueuedWork[Payload]):
                     return Reason.OWN
         return Reason.ORDER
 
-    def _commit(self, node: QueuedNode[Payload]) -> None:
+    def _commit(
+        self,
+        node: QueuedNode[Payload],
+        reserve: Callable[[QueuedNode[Payload]], Reason | None] | None,
+        line_up_instead: Callable[[QueuedNode[Payload]], bool] | None,
+    ) -> None:
         """Give the gangs of a node their positions in the orders of all of its islands, unless something is missing."""
         # Policies may have several copies of a node, and do not know if it waits again or was dropped.
         if not node.gangs or node.gangs[0].state is not GangState.READY:
@@ -417,12 +426,12 @@ class Scheduler(QueuedWork[Payload]):
         if reason is not Reason.ORDER:
             self._wait(node, reason)
             return
-        if node.is_delegated and self._line_up_instead is not None and self._line_up_instead(node):
+        if node.is_delegated and line_up_instead is not None and line_up_instead(node):
             return
         for gang in node.gangs:
             if gang.duration_source is not None:
                 gang.estimate = gang.duration_source.expected
-        lacking = None if self._reserve is None else self._reserve(node)
+        lacking = None if reserve is None else reserve(node)
         if lacking is not None:
             self._wait(node, lacking)
             return

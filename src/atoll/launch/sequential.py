@@ -18,7 +18,7 @@ from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 class SequentialDispatch(Generic[Payload]):
     """The node of each session that is being dispatched, and the nodes that wait for it.
 
-    A node joins before it is enqueued with the scheduler.
+    `enqueue` takes the place of that of the scheduler.
     """
 
     def __init__(self, scheduler: Scheduler[Payload]) -> None:
@@ -29,8 +29,11 @@ class SequentialDispatch(Generic[Payload]):
         self._unstarted: dict[int, int] = {}  # number of gangs of current nodes, by node
         self._joined = 0
 
-    def join(self, node: QueuedNode[Payload]) -> None:
-        """Have a node wait for all earlier nodes of its session. Its age becomes its position among them."""
+    def enqueue(self, node: QueuedNode[Payload]) -> None:
+        """Have a node join its lines, and wait there for all earlier nodes of its session.
+
+        Its age becomes its position among them.
+        """
         self._joined += 1
         node.age = self._joined
         if node.session in self._current:
@@ -38,6 +41,7 @@ class SequentialDispatch(Generic[Payload]):
             self._next.setdefault(node.session, deque()).append(node)
         else:
             self._begin(node)
+        self._scheduler.enqueue(node)
 
     def started(self, gang: Gang[Payload], hosts: int) -> None:
         """Note that the gang was sent to `hosts` hosts."""

@@ -14,7 +14,7 @@ from enum import Enum
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.queued_nodes import QueuedNode
@@ -73,8 +73,8 @@ def _possible_world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
 class Worlds:
     """The worlds of all tenants."""
 
-    def __init__(self, shared: SharedState, launcher: Launcher) -> None:
-        self._in_flight = launcher.in_flight
+    def __init__(self, shared: SharedState, launches: Launches) -> None:
+        self._in_flight = launches.in_flight
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._names_ended_runs = shared.decisions.names_ended_runs

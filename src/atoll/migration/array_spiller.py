@@ -25,9 +25,10 @@ from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
+from atoll.launch.launches import Launches
 from atoll.migration.array_views import Shard, spec_of, view_program, views_of
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Launches, Out
+from atoll.migration.migration_interfaces import Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
@@ -118,7 +119,8 @@ class ArraySpiller:
         self._decisions = decisions
         self._sessions = sessions
         self._resources = resources
-        self._launches = launches
+        self._launcher, self._failing = launches.launcher, launches.failing
+        self._reservations = launches.reservations
         self._internal = internal
         self._out = out
         self._spills: dict[int, _Spill] = {}  # by request
@@ -269,7 +271,7 @@ class ArraySpiller:
             is_there = session.directory.entries.get(handle) is entry and entry.is_idle
             if spill.failure is None and spilled is not None and is_there:
                 self._out.free(entry.hosts, session.number, (handle,))
-                self._launches.reservations.release(entry)
+                self._reservations.release(entry)
                 entry.spill(spilled)
                 session.has_spilled = True
             elif spilled is not None:
@@ -372,7 +374,7 @@ class ArraySpiller:
         self._internal.take_credit(session)
         message = m.Launch(program, sources, tuple(each.handle for each in arrays), feeds)
         then = partial(self._all_restored, tuple(arrays), feeds)
-        launch = self._launches.launch_to_restore(session, message, then)
+        launch = self._launcher.launch_to_restore(session, message, then)
         for restore in arrays:
             restore.launch = launch
 
@@ -401,14 +403,14 @@ class ArraySpiller:
         """Fail the array whose piece cannot be delivered."""
         restore = self._by_feed.get((message.session, message.feed))
         if restore is not None and restore.launch is not None:
-            self._launches.fail(restore.launch, message.status)
+            self._failing.fail(restore.launch, message.status)
 
     def fail_restores(self, session: Session, handles: Iterable[int], status: Status) -> None:
         """Fail the launches that restore these arrays."""
         for handle in handles:
             restore = self._restores.get((session.number, handle))
             if restore is not None and restore.launch is not None:
-                self._launches.fail(restore.launch, status)
+                self._failing.fail(restore.launch, status)
 
     def restore_failed(
         self, session: Session, kept: Mapping[int, SpilledArray], losses: Mapping[int, int], status: Status
@@ -419,13 +421,13 @@ class ArraySpiller:
         """
         for restore in list(self._restores.values()):
             if restore.session is session and restore.launch is not None:
-                self._launches.fail(restore.launch, status)
+                self._failing.fail(restore.launch, status)
         for handle, spilled in kept.items():
             entry = session.directory.entries.get(handle)
             if entry is None or entry.spilled is not None:
                 continue
             self._out.free(entry.hosts, session.number, (handle,))
-            self._launches.reservations.release(entry)
+            self._reservations.release(entry)
             if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
                 entry.spill(spilled)
             else:
@@ -515,7 +517,7 @@ class ArraySpiller:
         self.losses.update(hosts)
         for restore in list(self._restores.values()):
             if restore.launch is not None and not hosts.isdisjoint(restore.spilled.memory_hosts):
-                self._launches.fail(restore.launch, status.within(restore.entry.producer))
+                self._failing.fail(restore.launch, status.within(restore.entry.producer))
         for session in self._sessions.values():
             for entry in session.directory.entries.values() if session.has_spilled else ():
                 if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from atoll.cluster.locations import Placement
 from atoll.ir import program as ir
-from atoll.migration.migration_interfaces import Launches, Out, Programs
+from atoll.launch.launcher import Launcher
+from atoll.migration.migration_interfaces import Out, Programs
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
@@ -13,9 +14,9 @@ from atoll.state.session import Session
 class InternalPrograms:
     """The internal programs of sessions, which have negative numbers and call no functions."""
 
-    def __init__(self, programs: Programs, launches: Launches, out: Out) -> None:
+    def __init__(self, programs: Programs, launcher: Launcher, out: Out) -> None:
         self._programs = programs
-        self._launches = launches
+        self._launcher = launcher
         self._out = out
 
     def make(self, session: Session, definition: ir.Program, places: Placement) -> int:
@@ -32,7 +33,7 @@ class InternalPrograms:
 
     def launch(self, session: Session, program: int, argument: int, result: int) -> None:
         self.take_credit(session)
-        self._launches.launch(session, m.Launch(program, (argument,), (result,), ()))
+        self._launcher.launch(session, m.Launch(program, (argument,), (result,), ()))
 
     def take_credit(self, session: Session) -> None:
         """Take a credit of the session for a launch, and notify its proxy."""

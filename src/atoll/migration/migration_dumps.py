@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.cluster.locations import DeviceLocation
 from atoll.errors import Status
 from atoll.ir.types import ArraySpec
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.outbox import Outbox
 from atoll.migration import suspensions
 from atoll.migration.array_spiller import ArraySpiller, _Restore, _Save, _Spill
@@ -91,7 +91,7 @@ callback(
 @dump_of(CopyingMover, "device copies")
 class CopyingMoverDump(Dump):
     _internal: Ref[InternalPrograms]
-    _launches: Ref[Launcher]
+    _launches: Ref[Launches]
     _out: Ref[Outbox]
     _next_handle: Callback
     _programs: dict[Shared[ArraySpec], int] = {}

@@ -1,4 +1,4 @@
-"""The interfaces through which migrations use the outbox, launches, compilation, programs and queries.
+"""The interfaces through which migrations use the outbox, compilation, programs and queries.
 
 The classes are in `launch` and in `controller`, which is a package of a higher layer. No method blocks, and methods
 raise only documented errors.
@@ -6,17 +6,14 @@ raise only documented errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from atoll.cluster.locations import Placement
-from atoll.errors import Status
 from atoll.ir.program import Program
-from atoll.launch.reservations import Reservations
-from atoll.protocol import messages as m
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.programs import RegisteredProgram
-from atoll.state.session import Launch, Session
+from atoll.state.session import Session
 
 
 class Out(Protocol):
@@ -37,28 +34,6 @@ class Out(Protocol):
 
     def return_credits(self, session: int, count: int = 1) -> None:
         """Return credits to the session's window. -1 takes a credit for a launch that its proxy did not make."""
-
-
-class Launches(Protocol):
-    """Launches programs on behalf of sessions."""
-
-    reservations: Reservations
-
-    def launch(self, session: Session, message: m.Launch) -> None: ...
-
-    def launch_to_restore(self, session: Session, message: m.Launch, then: Callable[[Launch], None]) -> Launch:
-        """Launch a program that makes spilled buffers of the session again; call `then` when it ends."""
-
-    def fail(self, launch: Launch, status: Status) -> None: ...
-
-    @property
-    def buffers(self) -> BufferReleaser: ...
-
-
-class BufferReleaser(Protocol):
-    """Frees the buffers of sessions."""
-
-    def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None: ...
 
 
 class Compiler(Protocol):

@@ -23,9 +23,10 @@ from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status, StatusError
+from atoll.launch.launches import Launches
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Compiler, Launches, Out, PendingQueries, Programs
+from atoll.migration.migration_interfaces import Compiler, Out, PendingQueries, Programs
 from atoll.migration.movers import CopyingMover, Mover, RestoringMover
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
@@ -102,7 +103,7 @@ class Migrations:
         resources: ResourceManager,
         compilation: Compiler,
         queries: PendingQueries,
-        launcher: Launches,
+        launches: Launches,
         programs: Programs,
         internal: InternalPrograms,
         spiller: ArraySpiller,
@@ -113,8 +114,8 @@ class Migrations:
         self._resources = resources
         self._compilation = compilation
         self._queries = queries
-        self._launcher = launcher
-        self._memory_waits = launcher.reservations.waits
+        self._launches = launches
+        self._memory_waits = launches.reservations.waits
         self._programs = programs
         self._internal = internal
         self._spiller = spiller
@@ -136,7 +137,7 @@ class Migrations:
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin a migration. Raises StatusError if it is impossible."""
         changes, islands = self.check(session, plan)
-        copies = CopyingMover(self._internal, self._launcher, self._outbox, self._handle)
+        copies = CopyingMover(self._internal, self._launches, self._outbox, self._handle)
         migration = Migration(self.next_number(), session, plan, then, changes, islands, copies)
         self.under_way[session.number] = migration
         self._outbox.to_session(session.number, m.Quiesce(migration.number))

@@ -10,9 +10,10 @@ import msgspec
 from atoll.errors import Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
+from atoll.launch.launches import Launches
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Launches, Out
+from atoll.migration.migration_interfaces import Out
 from atoll.migration.rules import Changes, check_memory, is_affected
 from atoll.protocol.number_ranges import MIGRATED_DEVICES
 from atoll.state.buffer_directory import Entry, SpilledArray

@@ -20,9 +20,10 @@ from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
+from atoll.launch.launches import Launches
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.manifest import manifest_of
-from atoll.migration.migration_interfaces import Launches, Out
+from atoll.migration.migration_interfaces import Out
 from atoll.migration.migrations import DRAIN_SECONDS, QUIESCE_SECONDS, WORK_SECONDS, Migrations
 from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
 from atoll.protocol import messages as m
@@ -84,7 +85,7 @@ class Suspensions:
         self._spiller = spiller
         self._resources = resources
         self._slices = slices
-        self._launches = launches
+        self._reservations = launches.reservations
         self._history = history
         self._out = out
         self._directory = directory
@@ -289,10 +290,8 @@ class Suspensions:
         islands = () if resumption is None else resumption.islands
         try:
             places = self._plan(session, islands)
-            lacking = suspension.need.lacking(
-                session, places, self._resources, self._slices, self._launches.reservations
-            )
-            if not lacking and suspension.by_system and self._launches.reservations.waits.is_wanted(session.tenant):
+            lacking = suspension.need.lacking(session, places, self._resources, self._slices, self._reservations)
+            if not lacking and suspension.by_system and self._reservations.waits.is_wanted(session.tenant):
                 lacking = "sessions of a higher priority"
             if not lacking:
                 self._begin_resume(suspension, islands)

@@ -44,7 +44,7 @@ _S = GangState
 TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     # `Scheduler.defer`, `enqueue`
     _S.NEW: frozenset({_S.DEFERRED, _S.WAITING, _S.READY, _S.DROPPED}),
-    # `Scheduler.enqueue`, called by `DependencyTracker` and `LargeLaunches`
+    # `Scheduler.enqueue`, called by `DependencyTracker` and `LargeLaunchSteps`
     _S.DEFERRED: frozenset({_S.WAITING, _S.READY, _S.DROPPED}),
     # `Scheduler.arrived`, `retry`, `offer_again`, `delegated_run_ended`; for nodes further back in line, the
     # commitment or the drop of the node ahead
@@ -52,7 +52,7 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     # `Scheduler.start_next` calls `_commit`. The node waits again if memory or its island is missing, if `lacks` was
     # called, or if an older node of its session was put in line.
     _S.READY: frozenset({_S.WAITING, _S.COMMITTED, _S.DROPPED}),
-    # `Launcher.start_ready`, by way of `_start` and, for delegated runs, `DelegatedRuns.start`
+    # `GangStarts.start_ready`, by way of `_start` and, for delegated runs, `DelegatedRuns.start`
     _S.COMMITTED: frozenset({_S.RUNNING, _S.HELD, _S.DROPPED}),
     # `DelegatedRuns.start`, at once or after the last host has answered `RevokeRuns`; or the launch or the island
     # failed

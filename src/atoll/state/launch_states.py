@@ -6,7 +6,7 @@ BEGINNING ──> ACTIVE <── DELEGATED
 
 `Launcher._launch_program` chooses the first state of a client's launch: BEGINNING for a large launch, DELEGATED for one
 that its hosts run without the controller, and otherwise ACTIVE. The launches of `Launcher.launch_to_restore` and
-`Launcher.launch_part` begin ACTIVE. `TRANSITIONS` names the methods that cause each later transition. A message that
+`ControlFlowLaunches` begin ACTIVE. `TRANSITIONS` names the methods that cause each later transition. A message that
 `Launcher.launch` refuses makes no launch: only its results become errors.
 """
 
@@ -27,14 +27,15 @@ _S = LaunchState
 
 # The states that may follow each state. The comments name the methods that cause the transitions.
 TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
-    # `Launcher.nodes_made`; `Launcher.fail`; ENDED if the session was closed, which drops the nodes that were made
+    # `LargeLaunchSteps.proceed`; `FailingLaunches.fail`; ENDED if the session was closed, which drops the nodes that
+    # were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.fail`; `Launcher.count_ended_gang` for the last gang; `Launcher._line_up` if there are no gangs
+    # `FailingLaunches.fail`; `LaunchEnds.count_ended_gang` for the last gang; `LaunchQueue.line_up` if there are none
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),
-    # `DelegatedRuns._launch_rest`, after a revocation or if the run must not be committed; `Launcher.fail`;
-    # `Launcher.count_ended_gang` for the last gang
+    # `DelegatedRuns._launch_rest`, after a revocation or if the run must not be committed; `FailingLaunches.fail`;
+    # `LaunchEnds.count_ended_gang` for the last gang
     _S.DELEGATED: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.count_ended_gang` for the last gang
+    # `LaunchEnds.count_ended_gang` for the last gang
     _S.FAILING: frozenset({_S.ENDED}),
     _S.ENDED: frozenset(),
 }

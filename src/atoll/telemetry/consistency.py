@@ -31,20 +31,20 @@ _MAX_NAMED = 20
 
 def contradictions(controller: ReportSource) -> list[str]:
     """Return one sentence per contradiction in the controller's state."""
-    launcher = controller.launcher
-    counts = launcher.scheduler.count_differences(launcher.in_flight.values())
+    launches = controller.launches
+    counts = launches.scheduler.count_differences(launches.in_flight.values())
     return [*_memory(controller), *counts, *_sessions(controller)]
 
 
 def _memory(controller: ReportSource) -> Iterator[str]:
     """Check that the ledger's sums equal the blocks of buffers and gangs."""
-    gangs = [*controller.launcher.in_flight.values(), *_waiting(controller)]
+    gangs = [*controller.launches.in_flight.values(), *_waiting(controller)]
     entries = [entry for session in controller.sessions.values() for entry in session.directory.entries.values()]
     entries += [entry for gang in gangs for entry in gang.run.launch.entries]
-    entries += controller.launcher.remains.left(Entry)
+    entries += controller.launches.remains.left(Entry)
     held = [block for entry in entries for block in entry.blocks]
     held += [block for gang in gangs for block in undivided(gang.run.blocks)]
-    yield from _differences("the ledger", controller.launcher.reservations.ledger.used, held)
+    yield from _differences("the ledger", controller.launches.reservations.ledger.used, held)
     for tenant in controller.tenants.by_name.values():
         if tenant.memory is not None:
             own = [block for block in held if block.owner is tenant.memory]
@@ -66,7 +66,7 @@ def _differences(whose: str, used: Mapping[HostDevice, int], held: Iterable[Bloc
 
 
 def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
-    return [gang for node in controller.launcher.scheduler.all_nodes() for gang in node.gangs]
+    return [gang for node in controller.launches.scheduler.all_nodes() for gang in node.gangs]
 
 
 def _sessions(controller: ReportSource) -> Iterator[str]:

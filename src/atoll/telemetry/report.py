@@ -22,7 +22,7 @@ from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
 from atoll.launch.connections import Connections, Peer
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version
@@ -130,7 +130,7 @@ class ReportSource(Protocol):
     @property
     def connections(self) -> Connections: ...
     @property
-    def launcher(self) -> Launcher: ...
+    def launches(self) -> Launches: ...
     @property
     def functions(self) -> FunctionRegistry: ...
     @property
@@ -154,7 +154,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     """
     functions, history, load = controller.functions, controller.history, controller.load
     waits = _waits_by_island(controller, viewer)
-    tallies = controller.launcher.charges.by_island()
+    tallies = controller.launches.charges.by_island()
     device_ns = _device_ns(tallies)
     machines = controller.agents.report.machines
     agents = Counter(each.address for each in machines)
@@ -194,7 +194,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
 
 
 def _islands(controller: ReportSource, now: float) -> tuple[IslandSnapshot, ...]:
-    resources, ledger = controller.resources, controller.launcher.reservations.ledger
+    resources, ledger = controller.resources, controller.launches.reservations.ledger
     used, peak = ledger.used, ledger.peak
     hosts: dict[int, list[HostSnapshot]] = {}
     for host in sorted(resources.hosts.values(), key=lambda host: host.number):
@@ -224,7 +224,7 @@ def _islands(controller: ReportSource, now: float) -> tuple[IslandSnapshot, ...]
 def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ...], now: float) -> IslandSnapshot:
     resources = controller.resources
     record = resources.islands[island]
-    statistics = controller.launcher.scheduler.statistics(island)
+    statistics = controller.launches.scheduler.statistics(island)
     return IslandSnapshot(
         id=island,
         state=record.state.value,
@@ -312,7 +312,7 @@ def _tenant(tenant: Tenant, controller: ReportSource, device_ns: int, now: float
     versions = [version for version in controller.named_arrays.versions() if version.tenant == tenant.name]
     settings = msgspec.structs.asdict(tenant.settings)
     del settings["token_hash"]
-    memory = controller.launcher.reservations.ledger if tenant.memory is None else tenant.memory
+    memory = controller.launches.reservations.ledger if tenant.memory is None else tenant.memory
     number_of = controller.resources.topology.number_of
     return TenantSnapshot(
         **settings,
@@ -385,7 +385,7 @@ def _waits_by_island(controller: ReportSource, viewer: Tenant | None) -> dict[in
     sessions = controller.sessions
     return {
         island: [wait for wait in waits if wait.session in sessions and viewer in (None, sessions[wait.session].tenant)]
-        for island, waits in controller.launcher.scheduler.waits().items()
+        for island, waits in controller.launches.scheduler.waits().items()
     }
 
 
@@ -500,7 +500,7 @@ _TEXTS = {
 def _why(controller: ReportSource, island: int, wait: Wait[GangRun]) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
-    lacking = controller.launcher.reservations.waits.lacking(wait.first.node)
+    lacking = controller.launches.reservations.waits.lacking(wait.first.node)
     if lacking is None:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking

@@ -152,7 +152,7 @@ class ControllerProcess:
 
     def _gangs(self, session: int, program: RegisteredProgram) -> int:
         """Return the number of gangs that a launch of the program creates."""
-        delegated = self.controller.launcher.delegated_runs.program_of(self.controller.sessions[session], program)
+        delegated = self.controller.launches.delegated_runs.program_of(self.controller.sessions[session], program)
         return sum(map(len, program.units.nodes)) if delegated is None else len(delegated.parts)
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:

@@ -14,7 +14,7 @@ import msgspec
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import OK, Code, Status
-from atoll.launch.launcher import GANG_WINDOW
+from atoll.launch.launches import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.session import Session
@@ -314,7 +314,7 @@ class Transcript:
             self._do_host_feeds_arrived(Command(str(host), "", [command.peer, feed], {}, []))
             self._do_session_launch(Command(command.peer, "", [program, "->", name], {"feeds": feed}, []))
             self._reaction()
-            newest = max(self._cluster.controller.launcher.in_flight)
+            newest = max(self._cluster.controller.launches.in_flight)
             self._do_host_done(Command(str(host), "", [str(newest)], {}, []))
             self._reaction()
         return OK_LINES
@@ -403,7 +403,7 @@ class Transcript:
     def _do_host_ends_all(self, command: Command) -> list[str]:
         """End the running gangs one after another, until nothing runs."""
         lines: list[str] = []
-        while running := sorted(self._cluster.controller.launcher.in_flight):
+        while running := sorted(self._cluster.controller.launches.in_flight):
             self._report(command, m.Done((self._ended(int(command.peer), running[0]),)))
             lines += self._reaction()
         return lines

@@ -35,9 +35,9 @@ class RecordedCluster(Cluster):
         return actions
 
     def _find_gangs(self) -> None:
-        launcher = self.controller.launcher
-        waiting = (node for island in self.controller.resources.islands for node in launcher.scheduler.nodes(island))
-        for gang in [*launcher.in_flight.values(), *(each for node in waiting for each in node.gangs)]:
+        launches = self.controller.launches
+        waiting = (node for island in self.controller.resources.islands for node in launches.scheduler.nodes(island))
+        for gang in [*launches.in_flight.values(), *(each for node in waiting for each in node.gangs)]:
             self._gangs[gang.sequence] = gang
 
     def restart(self) -> None:

@@ -10,7 +10,7 @@ from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.registry import ProgramRegistry
 from atoll.protocol import messages as m
 from atoll.state.memory_ledger import MemoryLedger
@@ -28,7 +28,7 @@ class HostMessages:
     def __init__(
         self,
         state: ClusterState,
-        launcher: Launcher,
+        launches: Launches,
         programs: ProgramRegistry,
         memory: MemoryLedger,
         tracing: Tracing,
@@ -42,8 +42,8 @@ class HostMessages:
         self._outbox = state.outbox
         self._settings, self._tenants = state.settings, state.tenants
         self._device_memory = state.settings.device_memory  # bytes per device; 0: what its worker reports
-        self._launcher = launcher
-        self._control_flow, self._scheduler = launcher.control_flow, launcher.scheduler
+        self._gang_ends = launches.gang_ends
+        self._control_flow, self._scheduler = launches.control_flow, launches.scheduler
         self._programs = programs
         self._memory = memory
         self._tracing = tracing
@@ -73,10 +73,10 @@ class HostMessages:
             self._overruns.host_answered(pong.host, pong)
 
     def _device_failed(self, host: int, message: m.DeviceFailed) -> None:
-        self._launcher.device_failed(host, message.sequence, message.status)
+        self._gang_ends.device_failed(host, message.sequence, message.status)
 
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
-        self._launcher.enqueued(message.sequence)
+        self._gang_ends.enqueued(message.sequence)
 
     def _reported(self, host: int, message: m.ValueReported) -> None:
         self._control_flow.reported(host, message.sequence, message.value)
@@ -120,10 +120,10 @@ class HostMessages:
 
     def _done(self, host: int, message: m.Done) -> None:
         for sequence, started, ended in message.runs:
-            self._launcher.parts_ended((host,), sequence, (started, ended))
+            self._gang_ends.parts_ended((host,), sequence, (started, ended))
 
     def _failed(self, host: int, message: m.Failed) -> None:
-        self._launcher.part_failed(host, message.sequence, message.status)
+        self._gang_ends.part_failed(host, message.sequence, message.status)
 
     def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
         """Forward the failure to the host that awaits the feeds, since the connection to it broke."""

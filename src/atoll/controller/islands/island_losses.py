@@ -14,7 +14,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Status
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
-from atoll.launch.launcher import ENTRIES_PER_STEP, Launcher
+from atoll.launch.launches import ENTRIES_PER_STEP, Launches
 from atoll.launch.survivors import Survivors
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
@@ -31,7 +31,7 @@ class IslandLosses:
         self,
         state: ClusterState,
         *,
-        launcher: Launcher,
+        launches: Launches,
         failures: Failures,
         compilation: Compilation,
         queries: Queries,
@@ -41,8 +41,8 @@ class IslandLosses:
         self._sessions = state.sessions
         self._outbox = state.outbox
         self._remains = state.remains
-        self._launcher = launcher
-        self._reservations, self._buffers = launcher.reservations, launcher.buffers
+        self._launches = launches
+        self._reservations, self._buffers = launches.reservations, launches.buffers
         self._failures = failures
         self._compilation = compilation
         self._queries = queries
@@ -137,7 +137,7 @@ class IslandLosses:
         for session in self._sessions.values():
             self._outbox.to_session(session.number, m.HostsRestarted(self._resources.addresses_of(island)))
             self._compilation.recompilations.invalidate_island(session, island)
-        self._launcher.island_restarted(island)
+        self._launches.island_restarted(island)
         self._queries.ask_again(set(self._resources.hosts_of(island)))
 
     def island_removed(self, removed: IslandRemoved) -> None:

@@ -14,7 +14,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
@@ -56,7 +56,7 @@ class IslandRecovery:
         self,
         state: ClusterState,
         *,
-        launcher: Launcher,
+        launches: Launches,
         failures: Failures,
         compilation: Compilation,
         pending_reason: Callable[[int], str],
@@ -74,7 +74,7 @@ class IslandRecovery:
         self._tenants = state.tenants
         self._history = state.history
         self._start_seconds = state.settings.start_seconds
-        self._in_flight = launcher.in_flight
+        self._in_flight = launches.in_flight
         self._failures = failures
         self._compilation = compilation
         self._recompilations = compilation.recompilations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status
 from atoll.launch.foremost_gangs import foremost_gangs
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.queued_nodes import Gang, QueuedNode
@@ -45,7 +45,7 @@ class Overruns:
     def __init__(
         self,
         state: ClusterState,
-        launcher: Launcher,
+        launches: Launches,
         restart: Callable[[Gang[GangRun], str, str], None],
         charge: Callable[[Gang[GangRun]], None],
         replace_world: Callable[[QueuedNode[GangRun], Status], bool],
@@ -55,7 +55,7 @@ class Overruns:
         self._tenants = state.tenants
         self._history = state.history
         self._outbox = state.outbox
-        self._in_flight, self._scheduler = launcher.in_flight, launcher.scheduler
+        self._in_flight, self._scheduler = launches.in_flight, launches.scheduler
         self._restart = restart
         self._charge = charge
         self._replace_world = replace_world

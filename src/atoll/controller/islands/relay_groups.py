@@ -8,7 +8,7 @@ from typing import Any
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.controller.state import ClusterState
-from atoll.launch.launcher import Launcher
+from atoll.launch.gang_ends import GangEnds
 from atoll.protocol import messages as m
 from atoll.protocol.forwarding import process_relay
 
@@ -29,12 +29,12 @@ class Relays:
     """
 
     def __init__(
-        self, state: ClusterState, launcher: Launcher, size: int, answered: Callable[[Sequence[m.RelayedPong]], None]
+        self, state: ClusterState, gang_ends: GangEnds, size: int, answered: Callable[[Sequence[m.RelayedPong]], None]
     ) -> None:
         self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, with a text
         self._resources = state.resources
         self._outbox = state.outbox
-        self._launcher = launcher
+        self._gang_ends = gang_ends
         self._size = size
         self._islands: set[int] = set()  # islands with groups
         self._connections = state.connections
@@ -83,7 +83,7 @@ class Relays:
                 its_times = tuple([each for i in there for each in its_times[2 * i : 2 * i + 2]])
                 its = tuple([its[i] for i in there])
             if its:
-                self._launcher.parts_ended(its, sequence, its_times)
+                self._gang_ends.parts_ended(its, sequence, its_times)
             first = stop
 
     def form(self) -> None:
@@ -125,10 +125,10 @@ class Relays:
         if message.pongs:
             self._pongs(host, message.pongs)
         for unit in message.units:
-            self._launcher.parts_ended(unit.hosts, unit.sequence, unit.times)
+            self._gang_ends.parts_ended(unit.hosts, unit.sequence, unit.times)
 
     def _failed(self, host: int, message: m.MemberFailed) -> None:
-        self._launcher.part_failed(message.host, message.sequence, message.status)
+        self._gang_ends.part_failed(message.host, message.sequence, message.status)
 
     def _link_lost(self, host: int, message: m.LinkLost) -> None:
         island = self._resources.topology.island_of(host)

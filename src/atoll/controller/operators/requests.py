@@ -22,7 +22,7 @@ from atoll.controller.operators.drains import Drains
 from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, current_places
 from atoll.migration.suspensions import Suspensions
@@ -54,7 +54,7 @@ class Operators:
         state: ClusterState,
         migrations: Migrations,
         suspensions: Suspensions,
-        launcher: Launcher,
+        launches: Launches,
         copies: ArrayCopies,
         forget_hosts: Callable[[int], object],
         pending_reason: Callable[[int], str],
@@ -71,12 +71,12 @@ class Operators:
         self._start_seconds = state.settings.start_seconds
         self._migrations = migrations
         self._suspensions = suspensions
-        self._scheduler = launcher.scheduler
+        self._scheduler = launches.scheduler
         self._pending_reason = pending_reason
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
         self.drains = Drains(
-            state, migrations, suspensions, launcher.scheduler, copies, forget_hosts, self._reply, departure_of
+            state, migrations, suspensions, launches.scheduler, copies, forget_hosts, self._reply, departure_of
         )
 
     def handle(self, operator: int, message: Operation) -> None:

@@ -27,7 +27,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, StatusError, failed
 from atoll.ir import program as ir
 from atoll.ir.types import DTYPE_BITS, ArraySpec, shard_shape
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.rules import MemoryLackedError, check_memory
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
@@ -98,7 +98,7 @@ class ArrayCopies:
         state: ClusterState,
         names: NamedArrays,
         vaults: Vaults,
-        launcher: Launcher,
+        launches: Launches,
         internal: InternalPrograms,
     ) -> None:
         self.due: dict[VersionKey, int] = {}  # versions to examine now, with the first array
@@ -114,8 +114,8 @@ class ArrayCopies:
         self._resources = state.resources
         self._names = names
         self._vaults = vaults
-        self._launcher = launcher
-        self._ledger, self._buffers = launcher.reservations.ledger, launcher.buffers
+        self._launcher = launches.launcher
+        self._ledger, self._buffers = launches.reservations.ledger, launches.buffers
         self._internal = internal
 
     @property

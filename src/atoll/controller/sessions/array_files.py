@@ -28,7 +28,7 @@ from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Uneven, shard_shape
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.migration.array_spiller import MAX_TOGETHER, ArraySpiller
 from atoll.migration.persisted_arrays import PersistedArrays, PersistedVersion, StoredArray
 from atoll.named_arrays.named_arrays import RETRY_SECONDS, Action, NamedArrays
@@ -95,7 +95,7 @@ class ArrayFiles:
         names: NamedArrays,
         copies: ArrayCopies,
         vaults: Vaults,
-        launcher: Launcher,
+        launches: Launches,
         spiller: ArraySpiller,
         perform: Callable[[Sequence[Action]], None],
         after: Callable[[Version], None],
@@ -122,7 +122,7 @@ class ArrayFiles:
         self._names = names
         self._copies = copies
         self._vaults = vaults
-        self._ledger, self._buffers = launcher.reservations.ledger, launcher.buffers
+        self._ledger, self._buffers = launches.reservations.ledger, launches.buffers
         self._spiller = spiller
         self._perform = perform
         self._after = after

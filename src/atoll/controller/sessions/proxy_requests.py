@@ -16,7 +16,7 @@ from atoll.controller.validation import PROXIES
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir.validation import DefinitionCheck
 from atoll.launch.compilation import Compilation
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.launch.registry import ProgramRegistry
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
@@ -44,7 +44,7 @@ class ProxyMessages:
         sessions: Sessions,
         compilation: Compilation,
         programs: ProgramRegistry,
-        launcher: Launcher,
+        launches: Launches,
         migrations: Migrations,
         suspensions: Suspensions,
         tracing: Tracing,
@@ -57,8 +57,8 @@ class ProxyMessages:
         self._compilation = compilation
         self._releases = compilation.releases
         self._programs = programs
-        self._buffers = launcher.buffers
-        self._feeds = launcher.feeds
+        self._buffers = launches.buffers
+        self._feeds = launches.feeds
         self._migrations = migrations
         self._suspensions = suspensions
         self._tracing = tracing

@@ -24,7 +24,7 @@ from atoll.controller.sessions.version_relief import VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
 from atoll.ir.types import Opaque
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.named_arrays import (
@@ -86,27 +86,27 @@ class PublishedArrays:
         self,
         state: ClusterState,
         vaults: Vaults,
-        launcher: Launcher,
+        launches: Launches,
         internal: InternalPrograms,
         spiller: ArraySpiller,
     ) -> None:
         self._decisions = state.decisions
         self._begun: Turns[Publication] = Turns()  # at most one per session
         self.begun = self._begun.waiting
-        self.due = launcher.buffers.settled  # sessions whose pending versions may have more arrays to take over
+        self.due = launches.buffers.settled  # sessions whose pending versions may have more arrays to take over
         self.names = NamedArrays()
-        self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
+        self.copies = ArrayCopies(state, self.names, vaults, launches, internal)
         self.files = ArrayFiles(
-            state, self.names, self.copies, vaults, launcher, spiller, self._perform, self._restored
+            state, self.names, self.copies, vaults, launches, spiller, self._perform, self._restored
         )
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
-        self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal, self.files.restore)
+        self.reads = VersionReads(state, self.names, self.copies, vaults, launches, internal, self.files.restore)
         self.relief = VersionRelief(state, self.names, vaults, self.reads, self._store, self._perform)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
         self._outbox = state.outbox
         self._resources = state.resources
-        self._reservations = launcher.reservations
+        self._reservations = launches.reservations
         self._spiller = spiller
         self._vaults = vaults
         reads = self.reads

@@ -15,7 +15,7 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.ir.types import ArraySpec
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.named_arrays.copy_rules import Islands
 from atoll.named_arrays.version_records import PublishedArray, Version
 from atoll.protocol import messages as m
@@ -35,7 +35,7 @@ _MAX_FREED = 256
 class Vaults:
     """The vaults of all tenants, and what enters and leaves them. Arrays are freed in steps, some in each flush."""
 
-    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher) -> None:
+    def __init__(self, state: ClusterState, sessions: Sessions, launches: Launches) -> None:
         # Arrays to free, by session: vaults, and sessions whose versions have failed. With them, what is lent of these
         # arrays. Sessions take turns.
         self.leaving: Turns[tuple[list[int], list[tuple[int, int]]]] = Turns()
@@ -48,7 +48,7 @@ class Vaults:
         self._outbox = state.outbox
         self._resources = state.resources
         self._sessions = sessions
-        self._reservations, self._buffers = launcher.reservations, launcher.buffers
+        self._reservations, self._buffers = launches.reservations, launches.buffers
 
     # ---- vaults
 

@@ -28,7 +28,7 @@ from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError, invalid, not_found
 from atoll.ir.types import ArraySpec
-from atoll.launch.launcher import Launcher
+from atoll.launch.launches import Launches
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.named_arrays.copy_rules import Islands
 from atoll.named_arrays.named_arrays import GUEST_SECONDS, MAX_WAIT_SECONDS, NamedArrays
@@ -121,7 +121,7 @@ class VersionReads:
         names: NamedArrays,
         copies: ArrayCopies,
         vaults: Vaults,
-        launcher: Launcher,
+        launches: Launches,
         internal: InternalPrograms,
         restore: Callable[[Version], None],
     ) -> None:
@@ -145,8 +145,8 @@ class VersionReads:
         self._names = names
         self._copies = copies
         self._vaults = vaults
-        self._launcher = launcher
-        self._deferred_results, self._buffers = launcher.deferred_results, launcher.buffers
+        self._launcher = launches.launcher
+        self._deferred_results, self._buffers = launches.deferred_results, launches.buffers
         self._internal = internal
         self._restore = restore
 

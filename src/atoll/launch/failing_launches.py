@@ -1,0 +1,145 @@
+"""Fail launches: drop their gangs that have not started, and have hosts stop waiting for these.
+
+The gangs of a failing launch that are in flight run to their ends, and then `launch_ends` ends the launch. `failures`
+finds the launches that cannot end after a failure; other launches fail when a gang of theirs fails (`gang_ends`) or may
+not start (`gang_starts`).
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.errors import Code, Details, Kind, Status, failure
+from atoll.launch.buffer_releases import BufferReleases
+from atoll.launch.delegated_run_records import DelegatedRun
+from atoll.launch.delegated_runs import DelegatedRuns
+from atoll.launch.launch_ends import LaunchEnds
+from atoll.launch.launch_feeds import LaunchFeeds
+from atoll.launch.launch_uses import LaunchUses
+from atoll.launch.left_out_collectives import LeftOutCollectives
+from atoll.launch.reservations import Reservations
+from atoll.launch.scheduler import Scheduler
+from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_state import LaunchServices, SharedState
+from atoll.protocol import messages as m
+from atoll.state.gang_states import GangState
+from atoll.state.launch_states import LaunchState
+from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.session import GangRun, Launch
+
+
+class FailingLaunches:
+    """Makes launches fail."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        services: LaunchServices,
+        *,
+        scheduler: Scheduler[GangRun],
+        sequential: SequentialDispatch[GangRun] | None,
+        reservations: Reservations,
+        buffers: BufferReleases,
+        feeds: LaunchFeeds,
+        left_out: LeftOutCollectives,
+        uses: LaunchUses,
+        ends: LaunchEnds,
+        delegated_runs: DelegatedRuns,
+    ) -> None:
+        self._counts_dropped_gangs = shared.decisions.counts_dropped_gangs
+        self._resources = shared.resources
+        self._sessions = shared.sessions
+        self._outbox = shared.outbox
+        self._services = services
+        self._scheduler, self._sequential = scheduler, sequential
+        self._reservations, self._buffers = reservations, buffers
+        self._feeds, self._left_out = feeds, left_out
+        self._uses, self._ends = uses, ends
+        self._delegated_runs = delegated_runs
+
+    def fail(self, launch: Launch, status: Status) -> None:
+        """Fail a launch: drop its gangs that have not started, and refuse its results to later launches."""
+        if launch.error is not None:
+            return
+        launch.error = status
+        launch.enter(LaunchState.FAILING)
+        session = self._sessions.get(launch.session)
+        if session is not None:
+            session.note_error(status)
+            self._buffers.fail(session, launch.results, status)
+        unstarted = self._drop_unstarted(launch)
+        self._stop_hosts(launch, unstarted, status)
+        for gang in unstarted:
+            self._uses.gang_left_line(gang)
+            if session is not None:
+                if launch.contents is None:
+                    self._feeds.refuse(session, [gang.run.spec], launch.feeds, taken=True)
+                self._buffers.drop_uses(session, gang)
+            if gang.node.is_delegated:
+                self._delegated_runs.count_ended(gang)
+        delegated = self._delegated_runs.run_of(launch)
+        if delegated is not None:
+            self._fail_delegated(delegated)
+        if self._sequential is not None:
+            for node in launch.nodes:
+                self._sequential.finish(node)
+        if unstarted:
+            for node in launch.nodes:
+                self.end_if_partly_begun(node, status)
+        for _ in unstarted:
+            self._ends.count_ended_gang(launch)
+
+    def end_if_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
+        """Have islands end a node that they may have begun together with others, if those dropped it.
+
+        They would wait for the others, or meet a later node that these begin. Other nodes that are in flight on these
+        islands end as well: any of them may have begun on only some hosts. If an island of the node is lost, its world
+        is closed anyway.
+        """
+        gangs = node.gangs
+        if len(gangs) < 2 or not gangs[0].run.spec.collective or gangs[0].run.spec.is_apart:
+            return
+        states = {gang.state for gang in gangs}
+        islands = [self._resources.islands[gang.island] for gang in gangs]
+        is_partly_begun = GangState.RUNNING in states and GangState.DROPPED in states
+        if not is_partly_begun or not self._counts_dropped_gangs or not all(island.works for island in islands):
+            return
+        launch = gangs[0].run.launch
+        text = f"{launch.program.name} ended before all of its islands had begun it ({status.message})"
+        text += ", and so did the other runs of its tenant on these islands"
+        ended = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
+        for each in self._services.end_world_of(node, ended):
+            other = each.gangs[0].run.launch
+            if other is not launch and any(gang.state <= GangState.COMMITTED for gang in each.gangs):
+                self.fail(other, ended.within(other.program.name))
+
+    def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
+        """Drop the gangs of a failing launch that have not started. Return them."""
+        unstarted: list[Gang[GangRun]] = []
+        for node in launch.nodes:
+            dropped = self._scheduler.drop(node)
+            self._reservations.dropped(dropped)
+            unstarted += dropped.gangs
+        return unstarted
+
+    def _stop_hosts(self, launch: Launch, unstarted: Sequence[Gang[GangRun]], status: Status) -> None:
+        """Have hosts stop waiting for what a failing launch does not send or start any more."""
+        for node in launch.nodes:
+            self._left_out.ended(node)
+            for gang in node.gangs:
+                self._feeds.fail_incoming(gang, status)
+        for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
+            if host in launch.hosts_started and not self._resources.has_failed(host):
+                self._outbox.to_host(host, m.DropRun(launch.session, launch.hosts_started[host]))
+
+    def _fail_delegated(self, run: DelegatedRun) -> None:
+        """Have hosts drop the delegated run of a failing launch, and fail later runs that need its results."""
+        others = self._delegated_runs.others(run)
+        for other in others:
+            arguments = other.launch.entries[: len(other.launch.arguments)]
+            problem = next((entry.error for entry in arguments if entry.error), None)
+            if problem is not None:
+                self.fail(other.launch, problem)
+        self._delegated_runs.launch_failed(run, others)
