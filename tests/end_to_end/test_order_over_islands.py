@@ -115,10 +115,13 @@ class Counts:
         return "\n".join(each.stdout + each.stderr for each in found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     "joint_islands", [JOINT_ISLANDS, pytest.param(0, marks=pytest.mark.thorough)], ids=["joint gangs", "single gangs"]
 )
+
+
+@pytest.mark.slow
+@KINDS
 def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, joint_islands: int
 ) -> None:
@@ -150,12 +153,13 @@ def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
 
 
 @pytest.mark.slow
+@KINDS
 def test_clients_that_are_killed_during_collectives_cost_the_others_of_their_tenant_nothing(
-    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path, joint_islands: int
 ) -> None:
     """Otherwise, some islands might begin a collective of a killed client that the others never begin."""
     rng = random.Random(SEED)
-    cluster: StandingCluster = start_cluster(islands="2x1x1")
+    cluster: StandingCluster = start_cluster(islands="2x1x1", joint_islands=joint_islands)
     clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2)]
     stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(2)]
     for number, client in enumerate(clients):

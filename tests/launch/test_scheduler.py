@@ -25,8 +25,9 @@ def launch(
     weight: int = 1,
     hosts: tuple[int, ...] = (0,),
     joint: bool = False,
+    together: bool = False,
 ) -> QueuedNode[str]:
-    node = QueuedNode[str](number, session, missing)
+    node = QueuedNode[str](number, session, missing, starts_together=together)
     if joint:
         gang = Gang(10 * number, islands[0], node, f"run {number}", estimate, exclusive, weight, hosts)
         gang.islands, gang.places = islands, (hosts,) * len(islands)
@@ -399,11 +400,12 @@ def test_a_dispatch_unit_that_is_larger_than_the_window_runs_when_nothing_else_d
     assert started(scheduler) == [2]
 
 
-def test_a_joint_gang_starts_on_all_of_its_islands_when_the_last_of_them_has_room():
+@pytest.mark.parametrize("kind", ["joint", "together"])
+def test_a_node_starts_on_all_of_its_islands_when_the_last_of_them_has_room(kind: str):
     scheduler = scheduler_with(*(launch(i, islands=(1,)) for i in (1, 2)), islands=2, window=2)
     ahead = gangs(scheduler, 1)
-    joint, behind = launch(3, islands=(0, 1), joint=True), launch(4, session=2)
-    scheduler.enqueue(joint)
+    both, behind = launch(3, islands=(0, 1), **{kind: True}), launch(4, session=2)
+    scheduler.enqueue(both)
     scheduler.enqueue(behind)
     assert started(scheduler, 0) == [] == started(scheduler, 1), "island 1 is full, and the order is decided"
     for gang in ahead:
@@ -414,15 +416,24 @@ def test_a_joint_gang_starts_on_all_of_its_islands_when_the_last_of_them_has_roo
     assert [scheduler.statistics(island).in_flight for island in (0, 1)] == [2, 1]
 
 
-def test_the_gangs_behind_a_joint_gang_that_was_dropped_start():
+def test_gangs_of_nodes_that_start_together_start_once():
+    nodes = [launch(i, islands=islands, together=True) for i, islands in enumerate([(0, 1), (1, 2), (0, 1, 2)], 1)]
+    scheduler = scheduler_with(*nodes, islands=3)
+    assert started(scheduler, 1) == [1, 2, 3]
+    assert started(scheduler, 0) == [] == started(scheduler, 2)
+    assert [scheduler.statistics(island).in_flight for island in range(3)] == [2, 3, 2]
+
+
+@pytest.mark.parametrize("kind", ["joint", "together"])
+def test_the_gangs_behind_a_node_that_waited_for_another_island_and_was_dropped_start(kind: str):
     scheduler = scheduler_with(*(launch(i, islands=(1,)) for i in (1, 2)), islands=2, window=2)
     gangs(scheduler, 1)
-    joint, behind = launch(3, islands=(0, 1), joint=True), launch(4, session=2)
-    scheduler.enqueue(joint)
+    both, behind = launch(3, islands=(0, 1), **{kind: True}), launch(4, session=2)
+    scheduler.enqueue(both)
     scheduler.enqueue(behind)
     assert started(scheduler, 0) == []
     scheduler.touched.clear()
-    scheduler.drop(joint)
+    scheduler.drop(both)
     assert 0 in scheduler.touched
     assert started(scheduler, 0) == [4]
     scheduler.validate()

@@ -45,8 +45,9 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
         while (gang := scheduler.start_next(island, reserve)) is not None:
             assert island in gang.all_islands
             assert not gang.node.dropped
-            for each in gang.all_islands:
-                begin(each, gang)
+            for each in started_with(gang):
+                for place in each.all_islands:
+                    begin(place, each)
 
     def begin(island: int, gang: Gang[str]) -> None:
         assert island not in paused
@@ -84,7 +85,7 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
                 estimate=estimate,
                 exclusive=rng.random() < 0.1,
                 hosts=tuple(sorted(rng.sample(range(hosts), rng.randint(1, hosts)))),
-                joint=len(places) > 1 and rng.random() < 0.4,
+                **(random_kind(rng) if len(places) > 1 else {}),
             )
             nodes.append(node)
             waited.extend([node] * missing)
@@ -161,7 +162,7 @@ def test_each_gang_starts_although_only_ends_of_others_make_room_for_it(seed, wi
         while scheduler.touched:
             island = scheduler.touched.pop()
             while (gang := scheduler.start_next(island)) is not None:
-                flying.append(gang)
+                flying.extend(started_with(gang))
 
     def finish() -> None:
         scheduler.finished(flying.pop(rng.randrange(len(flying))))
@@ -169,7 +170,7 @@ def test_each_gang_starts_although_only_ends_of_others_make_room_for_it(seed, wi
 
     for number in range(1, 60):
         islands = rng.choice([(0,), (1,), (0, 1)])
-        options = {"weight": rng.choice([0, 1, 1, 3]), "joint": len(islands) > 1 and rng.random() < 0.5}
+        options = {"weight": rng.choice([0, 1, 1, 3]), **(random_kind(rng) if len(islands) > 1 else {})}
         estimate = rng.choice([1, 3 * MS, 50 * MS])
         scheduler.enqueue(launch(number, session=rng.randrange(3), islands=islands, estimate=estimate, **options))
         start()
@@ -179,6 +180,16 @@ def test_each_gang_starts_although_only_ends_of_others_make_room_for_it(seed, wi
         assert not list(scheduler.count_differences(flying))
         finish()
     assert [scheduler.statistics(island).waiting for island in range(2)] == [0, 0]
+
+
+def random_kind(rng: random.Random) -> dict[str, bool]:
+    """Return how a node on several islands starts, as options of `launch`."""
+    return rng.choice([{}, {"joint": True}, {"together": True}])
+
+
+def started_with(gang: Gang[str]) -> tuple[Gang[str], ...]:
+    """Return the gangs that have started, as `start_next` returned this one."""
+    return gang.node.gangs if gang.node.starts_together else (gang,)
 
 
 def agree(order: list[list[QueuedNode[str]]]) -> bool:

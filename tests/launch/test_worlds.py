@@ -319,12 +319,12 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
     assert first.sequence not in play.controller.launches.in_flight
 
 
-def play_with_a_partly_begun_run(is_second: bool = False, **settings: Any) -> tuple[Play, Any, Any]:
-    """Return a play in which only the second island has begun a run, and the runs of its argument and of itself.
+def play_with_a_full_island(decisions: int) -> tuple[Play, Any, list[Any]]:
+    """Launch a run on two islands, of which the first is full.
 
-    With `is_second`, both islands have begun a run that makes handle 9 before.
+    Return the put of its input there, and the parts of the run that have begun.
     """
-    play = Play("2x1x1", joint_islands=0, **settings)
+    play = Play("2x1x1", joint_islands=0, decisions=decisions)
     with_function(play)
     both = on(0, 1)
     play.send(m.RegisterProgram(3, single("f", (both,), Call(1, (0,), (both,), (0, 1)))))
@@ -334,65 +334,35 @@ def play_with_a_partly_begun_run(is_second: bool = False, **settings: Any) -> tu
     play.send(m.RegisterProgram(2, single("put", (), HostToDevice(buffers, (both,)), feeds=1)))
     play.send(m.Launch(2, (), (10,), (77,)))
     put, _ = play.report(0, m.FeedsArrived(play.session, (77,))) + play.report(1, m.FeedsArrived(play.session, (77,)))
-    if is_second:
-        play.send(m.Launch(1, (), (9,), ()))
-    for handle in (20, 21)[is_second:]:  # then the first island is full
+    for handle in (20, 21):
         play.send(m.Launch(5, (), (handle,), ()))
-    (begun,) = runs(play.send(m.Launch(3, (10,), (11,), ())))
-    play.send(m.Await(5, (11,)))
-    return play, put, begun
+    return play, put, runs(play.send(m.Launch(3, (10,), (11,), ())))
+
+
+@pytest.mark.parametrize(("decisions", "begun"), [(9, 1), (10, 0)], ids=["before", "now"])
+def test_islands_that_communicate_begin_a_run_in_one_step(decisions: int, begun: int) -> None:
+    play, put, parts = play_with_a_full_island(decisions)
+    assert len(parts) == begun
+    later = [each for each in runs(play.done(put.sequence)) if each.results == (11,)]
+    assert len(later) == 2 - begun, "the first island has room"
+
+
+@pytest.mark.parametrize("ends", ["its launch fails", "its session ends"])
+def test_no_island_has_begun_a_run_that_ends_while_an_island_is_full(ends: str) -> None:
+    play, put, _ = play_with_a_full_island(10)
+    if ends == "its session ends":
+        play.close(play.session)
+        play.sent()
+    else:
+        play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
+    sent = sent_until(play, 20)
+    assert not [message for _, message in sent if type(message) in (m.RestartIsland, m.CloseWorld)]
+    assert not any(each.run.spec.collective for each in play.controller.launches.in_flight.values())
 
 
 def closed_worlds(sent: list[tuple[Any, Any]]) -> list[tuple[Any, bool, tuple[int, ...]]]:
     """Return the receivers of `CloseWorld`, whether there is a successor, and the runs that have ended."""
     return [(name, each.successor > 0, each.ended) for name, each in sent if type(each) is m.CloseWorld]
-
-
-@pytest.mark.parametrize(("decisions", "ends"), [(9, False), (10, True)], ids=["before", "now"])
-def test_a_run_that_another_island_never_begins_since_its_launch_has_failed_ends(decisions: int, ends: bool) -> None:
-    play, put, begun = play_with_a_partly_begun_run(decisions=decisions)
-    play.worker(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
-    closed = [(("host", 0), True, ()), (("host", 1), True, (begun.sequence,))]
-    assert closed_worlds(play.sent()) == (closed if ends else [])
-    sent = sent_until(play, 20)
-    restarted = [message for _, message in sent if type(message) is m.RestartIsland]
-    assert [message.island for message in restarted] == [1] * ends, "it does not end"
-    assert (begun.sequence in play.controller.launches.in_flight) != ends
-
-
-def test_the_other_runs_of_a_tenant_end_with_a_run_that_another_island_never_begins() -> None:
-    """Any of them may have begun on some hosts, and would meet a later run of the others."""
-    play, put, begun = play_with_a_partly_begun_run()
-    (later,) = runs(play.send(m.Launch(1, (), (12,), ())))
-    play.send(m.Await(6, (12,)))
-    play.outbox()
-    sent = play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken")))
-    assert [each.ended for each in of(sent, m.CloseWorld)] == [(), (begun.sequence, later.sequence)]
-    sent = play.report(1, m.Failed(later.sequence, Status(Code.UNAVAILABLE, "it has ended")))
-    assert not of(sent, m.CloseWorld), "the world is closed once"
-    (awaited,) = of(sent, m.Awaited)
-    assert (awaited.wait, awaited.status.code, awaited.status.details.retriable) == (6, Code.UNAVAILABLE, True)
-    assert "f ended before all of its islands had begun it (the array is broken" in awaited.status.message
-
-
-def test_the_errors_of_other_runs_name_the_run_that_another_island_never_begins() -> None:
-    """Not only that a connection was closed."""
-    play, put, begun = play_with_a_partly_begun_run(is_second=True)
-    play.send(m.Await(6, (9,)))
-    in_flight = play.controller.launches.in_flight.values()
-    first, second = sorted(each.sequence for each in in_flight if each.run.spec.collective)[:2]
-    closed = of(play.report(0, m.Failed(put.sequence, Status(Code.INTERNAL, "the array is broken"))), m.CloseWorld)
-    assert [each.ended for each in closed] == [(first,), (second, begun.sequence)]
-    for host, sequence in enumerate((first, second)):
-        play.report(host, m.Failed(sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
-    (awaited,) = [message for _, message in sent_until(play, 10) if type(message) is m.Awaited]
-    assert (awaited.wait, awaited.status) == (6, closed[0].status.within("f"))
-
-
-def test_a_run_that_another_island_never_begins_since_its_session_has_ended_ends() -> None:
-    play, _, begun = play_with_a_partly_begun_run()
-    play.close(play.session)
-    assert closed_worlds(play.sent()) == [(("host", 0), True, ()), (("host", 1), True, (begun.sequence,))]
 
 
 @pytest.mark.parametrize(("decisions", "names"), [(9, False), (10, True)], ids=["before", "now"])

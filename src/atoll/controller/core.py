@@ -664,9 +664,6 @@ class Controller:
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)
 
-    def end_world_of(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
-        return self._worlds.replace_for_all(node, status)
-
     def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
         return self._worlds.cause_of(node)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.errors import Code, Details, Kind, Status, failure
+from atoll.errors import Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_run_records import DelegatedRun
 from atoll.launch.delegated_runs import DelegatedRuns
@@ -22,11 +22,10 @@ from atoll.launch.left_out_collectives import LeftOutCollectives
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.sequential import SequentialDispatch
-from atoll.launch.shared_state import LaunchServices, SharedState
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
-from atoll.state.gang_states import GangState
 from atoll.state.launch_states import LaunchState
-from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Launch
 
 
@@ -36,7 +35,6 @@ class FailingLaunches:
     def __init__(
         self,
         shared: SharedState,
-        services: LaunchServices,
         *,
         scheduler: Scheduler[GangRun],
         sequential: SequentialDispatch[GangRun] | None,
@@ -48,11 +46,9 @@ class FailingLaunches:
         ends: LaunchEnds,
         delegated_runs: DelegatedRuns,
     ) -> None:
-        self._counts_dropped_gangs = shared.decisions.counts_dropped_gangs
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
-        self._services = services
         self._scheduler, self._sequential = scheduler, sequential
         self._reservations, self._buffers = reservations, buffers
         self._feeds, self._left_out = feeds, left_out
@@ -85,35 +81,8 @@ class FailingLaunches:
         if self._sequential is not None:
             for node in launch.nodes:
                 self._sequential.finish(node)
-        if unstarted:
-            for node in launch.nodes:
-                self.end_if_partly_begun(node, status)
         for _ in unstarted:
             self._ends.count_ended_gang(launch)
-
-    def end_if_partly_begun(self, node: QueuedNode[GangRun], status: Status) -> None:
-        """Have islands end a node that they may have begun together with others, if those dropped it.
-
-        They would wait for the others, or meet a later node that these begin. Other nodes that are in flight on these
-        islands end as well: any of them may have begun on only some hosts. If an island of the node is lost, its world
-        is closed anyway.
-        """
-        gangs = node.gangs
-        if len(gangs) < 2 or not gangs[0].run.spec.collective or gangs[0].run.spec.is_apart:
-            return
-        states = {gang.state for gang in gangs}
-        islands = [self._resources.islands[gang.island] for gang in gangs]
-        is_partly_begun = GangState.RUNNING in states and GangState.DROPPED in states
-        if not is_partly_begun or not self._counts_dropped_gangs or not all(island.works for island in islands):
-            return
-        launch = gangs[0].run.launch
-        text = f"{launch.program.name} ended before all of its islands had begun it ({status.message})"
-        text += ", and so did the other runs of its tenant on these islands"
-        ended = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
-        for each in self._services.end_world_of(node, ended):
-            other = each.gangs[0].run.launch
-            if other is not launch and any(gang.state <= GangState.COMMITTED for gang in each.gangs):
-                self.fail(other, ended.within(other.program.name))
 
     def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
         """Drop the gangs of a failing launch that have not started. Return them."""

@@ -79,9 +79,9 @@ class Failures:
         """
         collectives = [each for each in self._in_flight.values() if each.run.spec.collective]
         nodes = {each.node.number: each.node for each in collectives}
-        # An island may have begun a gang before its launch failed, and another one not, which then never begins it.
-        missing = {GangState.FAILED, GangState.DROPPED} if self._decisions.counts_dropped_gangs else {GangState.FAILED}
-        failed = {number for number, node in nodes.items() if any(each.state in missing for each in node.gangs)}
+        failed = {
+            number for number, node in nodes.items() if any(each.state is GangState.FAILED for each in node.gangs)
+        }
         return [gang for gang in collectives if self._waits_on(gang, gang.node.number in failed)]
 
     def islands_that_wait(self, gang: Gang[GangRun]) -> list[int]:

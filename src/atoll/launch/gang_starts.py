@@ -24,7 +24,7 @@ from atoll.launch.sequential import SequentialDispatch
 from atoll.launch.shared_state import SharedState
 from atoll.state.gang_states import GangState
 from atoll.state.queued_nodes import Gang
-from atoll.state.session import GangRun
+from atoll.state.session import GangRun, Session
 
 
 class GangStarts:
@@ -71,16 +71,26 @@ class GangStarts:
         self._run_messages.forget_newest()
 
     def _start(self, gang: Gang[GangRun]) -> None:
-        run, launch = gang.run, gang.run.launch
+        """Send a gang, and the others of its node if these start together, unless its launch has a problem."""
+        node, launch = gang.node, gang.run.launch
+        gangs = node.gangs if node.starts_together else (gang,)
         session = self._sessions.get(launch.session)
-        problem = gang_problem(session, gang)
+        problem = None
+        for each in gangs:
+            problem = problem or gang_problem(session, each)
         if problem is not None or session is None:
-            self._scheduler.finished(gang)
+            for each in gangs:
+                self._scheduler.finished(each)
             self._failing.fail(launch, problem or Status(Code.CANCELLED))
             return
         if self._reservations.ledger.is_tight:
             self.publish_frees()
-        node, spec, now = gang.node, run.spec, self._outbox.seconds
+        for each in gangs:
+            self._send(session, each)
+
+    def _send(self, session: Session, gang: Gang[GangRun]) -> None:
+        """Send a gang of the session to its hosts."""
+        node, run, now = gang.node, gang.run, self._outbox.seconds
         run.waited = node.waited_until(now)
         gang.started_at = now
         self._in_flight[gang.sequence] = gang
@@ -88,10 +98,10 @@ class GangStarts:
             self._delegated_runs.start(gang)
             return
         gang.enter(GangState.RUNNING)
-        self._charges.started(gang, now - launch.seconds)
+        self._charges.started(gang, now - run.launch.seconds)
         self._run_messages.send(gang)
         if self._sequential is not None:
-            self._sequential.started(gang, len(spec.hosts))
+            self._sequential.started(gang, len(run.spec.hosts))
         self._uses.gang_left_line(gang)
         self._buffers.drop_uses(session, gang)
 

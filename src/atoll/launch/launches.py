@@ -94,7 +94,13 @@ class Launches:
         self._dependencies = DependencyTracker(self.scheduler, lines.enqueue, decisions)
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(shared, self.reservations, services)
-        self.builder = LaunchBuilder(self.scheduler, shared.quarantine, self.large_plans, not is_sequential)
+        self.builder = LaunchBuilder(
+            self.scheduler,
+            shared.quarantine,
+            self.large_plans,
+            joins=not is_sequential,
+            starts_together=decisions.starts_together,
+        )
         self.feeds = LaunchFeeds(shared, self.scheduler)
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, shared.outbox)
         self.requeued = RequeuedLaunches(
@@ -133,7 +139,6 @@ class Launches:
         )
         self.failing = FailingLaunches(
             shared,
-            services,
             scheduler=self.scheduler,
             sequential=self._sequential,
             reservations=self.reservations,
@@ -259,8 +264,6 @@ class Launches:
         nodes = self.scheduler.drop_session(session.number)
         for dropped in nodes:
             self.reservations.dropped(dropped)
-        for dropped in nodes:
-            self.failing.end_if_partly_begun(dropped.node, _ended(session.number))
         later = [dropped for dropped in nodes if not dropped.node.is_delegated]
         for dropped in nodes:
             if dropped.node.is_delegated:

@@ -28,7 +28,7 @@ and `offer_again` that it works again or has them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from atoll.cluster.lifecycle import WORKING, Island
 from atoll.launch.island_lines import IslandLines
@@ -164,7 +164,8 @@ class Scheduler(QueuedWork[Payload]):
     ) -> Gang[Payload] | None:
         """Start the next gang, and return it. If none is committed, first commit the nodes that the policy chooses.
 
-        Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
+        If its node starts together, this starts all gangs of the node, on their islands. Return None if the island is
+        full, does not work, or waits for an exclusive gang or for another island, or if no node is ready.
 
         Args:
           island: the island.
@@ -189,8 +190,8 @@ class Scheduler(QueuedWork[Payload]):
             if gang.state is GangState.DROPPED:
                 self._remove_dropped(lines)
                 continue
-            if gang.islands:
-                return gang if self._try_start_joint(gang, lines) else None
+            if gang.islands or gang.node.starts_together:
+                return gang if self._try_start_on_all(gang, lines) else None
             loads = lines.claim(gang, gang.hosts)
             if loads is None:
                 return None
@@ -198,42 +199,51 @@ class Scheduler(QueuedWork[Payload]):
             return gang
         return None
 
-    def _try_start_joint(self, gang: Gang[Payload], first: IslandLines[Payload]) -> bool:
-        """Start a joint gang, which is the first one on one of its islands, on all of them.
+    def _try_start_on_all(self, gang: Gang[Payload], first: IslandLines[Payload]) -> bool:
+        """Start a joint gang, or all gangs of a node that starts together, on all of its islands.
 
-        Return False if one of them cannot start it now. That island is touched before it can, and only then is the gang
-        tried again.
+        The gang is the first one on one of them. Return False if another island cannot start its part now. That island
+        is touched before it can, and only then is the node tried again.
         """
-        span = self._lines.span(gang)
-        if gang.blocked_on >= 0:
-            blocked = self._islands[gang.blocked_on]
+        noted = gang.node.gangs[0]
+        if noted.blocked_on >= 0:
+            blocked = self._islands[noted.blocked_on]
             if blocked is not first:
                 return False
-            for lines, at in span:  # first where it was blocked, since other islands may be hundreds
-                if lines is blocked and self._claim(gang, lines, at) is None:
+            for lines, each, hosts in self._parts(gang):  # first where it was blocked: other islands may be hundreds
+                if lines is blocked and self._claim(each, lines, hosts) is None:
                     return False
         claimed = []
-        for lines, at in span:
-            loads = self._claim(gang, lines, at)
+        for lines, each, hosts in self._parts(gang):
+            loads = self._claim(each, lines, hosts)
             if loads is None:
-                gang.blocked_on = lines.record.number
+                noted.blocked_on = lines.record.number
                 return False
-            claimed.append(loads)
-        gang.blocked_on = -1
-        for (lines, _), loads in zip(span, claimed, strict=True):
-            lines.start(gang, loads, self.now)
+            claimed.append((lines, each, loads))
+        noted.blocked_on = -1
+        for lines, each, loads in claimed:
+            lines.start(each, loads, self.now)
             self.touched.add(lines.record.number)
         return True
 
+    def _parts(self, gang: Gang[Payload]) -> Iterator[tuple[IslandLines[Payload], Gang[Payload], tuple[int, ...]]]:
+        """Yield what starts with a gang: on each island a gang, which may be the same one, with its hosts there."""
+        if gang.islands:
+            for lines, at in self._lines.span(gang):
+                yield lines, gang, gang.places[at]
+        else:
+            for each in gang.node.gangs:
+                yield self._islands[each.island], each, each.hosts
+
     def _claim(
-        self, gang: Gang[Payload], lines: IslandLines[Payload], at: int
+        self, gang: Gang[Payload], lines: IslandLines[Payload], hosts: tuple[int, ...]
     ) -> Sequence[CountGroup[int, HostWindow]] | None:
-        """Claim one of its islands for a joint gang: see `IslandLines.claim`. `at` is its place among the islands."""
+        """Claim hosts of one of its islands for a gang that starts on several: see `IslandLines.claim`."""
         while lines.committed[0].state is GangState.DROPPED:
             self._remove_dropped(lines)
         if lines.committed[0] is not gang or lines.draining or lines.record.state not in WORKING:
             return None
-        return lines.claim(gang, gang.places[at])
+        return lines.claim(gang, hosts)
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """Note that a started gang has left its island. Charge its session the device time, summed over devices.
@@ -314,7 +324,8 @@ class Scheduler(QueuedWork[Payload]):
             for island in gang.all_islands if self._barred else ():
                 self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
-            if gang.islands and were_committed:  # the gangs behind it may have waited for another island
+            if were_committed and (gang.islands or node.starts_together):
+                # The gangs behind it may have waited for another island.
                 self.touched.update([lines.record.number for lines in self._lines_on(gang)])
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)

@@ -54,9 +54,6 @@ class LaunchServices(Protocol):
     def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         """Drop a spilled array that is not needed any more."""
 
-    def end_world_of(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
-        """Have the islands of a node end all runs in flight in its world. Return the nodes of these runs."""
-
     def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
         """Return why the world of a node in flight was replaced, or None."""
 

@@ -171,28 +171,9 @@ class Worlds:
         key = world_of(node)
         if key is None or key not in self._worlds or self.has_left(node):
             return False
-        self._replace(key, status, [node, *others])
-        return True
-
-    def replace_for_all(self, node: QueuedNode[GangRun], status: Status) -> list[QueuedNode[GangRun]]:
-        """Close the world of a node that only some of its islands begin, and end all runs in flight in it.
-
-        Each of these may have begun on some hosts, in the closed world, so it must not begin on others. Return their
-        nodes, also those that were not sent to all of their islands so far.
-        """
-        key = world_of(node)
-        if key is None or key not in self._worlds or self.has_left(node):
-            return []
-        nodes = {gang.node.number: gang.node for gang in self._in_flight.values()}
-        found = [each for each in nodes.values() if world_of(each) == key]
-        self._replace(key, status, found)
-        return found
-
-    def _replace(self, key: WorldKey, status: Status, nodes: Iterable[QueuedNode[GangRun]]) -> None:
-        """Have the functions of a world continue in a new one, and end those of the nodes that ran in it."""
         world = self._worlds[key]
         in_flight = {gang.node.number for gang in self._in_flight.values()}
-        left = {each.number for each in nodes if world_of(each) == key}
+        left = {each.number for each in (node, *others) if world_of(each) == key}
         self._left = self._left & in_flight | left
         self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
         if self._names_ended_runs:
@@ -202,6 +183,7 @@ class Worlds:
         self._close(world, status, left, new.number)
         self._worlds[key] = new
         self._start(new)
+        return True
 
     def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
         hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))

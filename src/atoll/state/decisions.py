@@ -66,8 +66,6 @@ class Decisions:
             other hosts have also ended, so that the loss of a host is known. Before, it failed at once.
         drops_sources: A host drops the source of a function that its session has released before the source arrived
             there. Before, it compiled the function, and kept it forever.
-        counts_dropped_gangs: If a launch fails when some of its islands have begun a function that computes over all of
-            them, these end it. Before, they waited forever for the islands that never began it, or met a later run.
         avoids_overruns: A new slice is on an island with a stopped run that has not ended only if no other island fits.
             Before, this run did not count.
         names_ended_runs: A host learns which runs of a closed world must not begin in a later one. Before, such a run
@@ -76,6 +74,8 @@ class Decisions:
             it was released on each island if it was released with other memory, and then counted as released often.
         joins_few: A call of a function that communicates between islands has a joint gang also on few islands. Before,
             it had one gang on each, and some islands could begin it while the others never did.
+        starts_together: The gangs of such a call that has no joint gang start in one step. Before, each started when
+            its island could, and some islands could begin the call while the others never did.
     """
 
     counts_lists: bool
@@ -105,11 +105,11 @@ class Decisions:
     counts_grouped_reads: bool
     awaits_processes: bool
     drops_sources: bool
-    counts_dropped_gangs: bool
     avoids_overruns: bool
     names_ended_runs: bool
     joins_blocks: bool
     joins_few: bool
+    starts_together: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -142,9 +142,9 @@ class Decisions:
             counts_grouped_reads=number >= 10,
             awaits_processes=number >= 10,
             drops_sources=number >= 10,
-            counts_dropped_gangs=number >= 10,
             avoids_overruns=number >= 10,
             names_ended_runs=number >= 10,
             joins_blocks=number >= 10,
             joins_few=number >= 10,
+            starts_together=number >= 10,
         )

@@ -40,6 +40,7 @@ class QueuedNode(msgspec.Struct, Generic[Payload], eq=False):
     gangs: tuple[Gang[Payload], ...] = ()
     behind: int = 0  # number of lines in which it is not at the head
     is_delegated: bool = False  # it stands for its whole launch: see `delegated_runs`
+    starts_together: bool = False  # its gangs start in one step, since their islands communicate
     dependency: Dependency[Payload] | None = None
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
@@ -209,7 +210,8 @@ class Gang(msgspec.Struct, OnIslands, StateMachine[GangState], Generic[Payload],
     islands: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
     charges: dict[int, int] | None = None  # of a joint gang: `charged` by island, where it is not 0
-    blocked_on: int = -1  # of a joint gang that is committed: an island that cannot start it yet
+    # Of a committed joint gang, or the first gang of a node that starts together: an island that cannot start it yet.
+    blocked_on: int = -1
 
     def _described(self) -> str:
         return f"gang {self.sequence}"

@@ -500,7 +500,7 @@ class DependencyDump(Dump):
     on_resolved: list[Ref[Dependency[Any]]] = []
 
 
-@dump_of(QueuedNode, "node", version=2)
+@dump_of(QueuedNode, "node", version=3)
 class QueuedNodeDump(Dump):
     number: int
     session: int
@@ -517,6 +517,7 @@ class QueuedNodeDump(Dump):
     waited: list[tuple[Reason, float]] | None = None
     committed_at: float = -1.0
     missing_by_kind: dict[Reason, int] | None = None
+    starts_together: bool = False
 
 
 @dump_of(Gang, "gang", version=2)
