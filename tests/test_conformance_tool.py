@@ -330,7 +330,7 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
     assert once.endswith("after\n")
     assert "old" not in once
     assert "| `f` | 3 | 1 | 33.3 % | 0 | 2 | 1 | 1 |" in once
-    assert "<code>failed; b!</code> (1 tests)</summary>\n\n- `f::b`\n" in once
+    assert "<code>failed; b!</code> (1 test)</summary>\n\n- `f::b`\n" in once
     page.write_text(f"{once}{''.join(markdown.markers('2x1x4'))}")
     markdown.embed(msgspec.structs.replace(report, islands="2x1x4", tests="0.9"), page, "2x1x4")
     assert page.read_text().startswith(once)

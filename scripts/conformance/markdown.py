@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.quantities import counted
+
 from .comparison import FileReport, Report, Side, alike
 
 BEGIN = "<!-- conformance: begin (written by scripts/conformance) -->"
@@ -138,6 +140,6 @@ def _unexplained(report: Report) -> Iterator[str]:
 
 
 def _folded(summary: str, tests: list[str]) -> Iterator[str]:
-    yield from ("", f"<details><summary>{summary} ({len(tests)} tests)</summary>", "")
+    yield from ("", f"<details><summary>{summary} ({counted(len(tests), 'test')})</summary>", "")
     yield from (f"- `{test}`" for test in tests)
     yield from ("", "</details>")
