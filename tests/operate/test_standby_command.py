@@ -177,7 +177,7 @@ def test_an_old_journal_is_not_continued_after_two_takeovers_although_its_standb
         assert f"the controller ended: the standby at tls://{third} has taken over" in refused.stderr
         assert f"run the command with --standby {third}" in refused.stderr
     user.atoll("down", "--name", "third").check()
-    for host in hosts:  # agents that are away when a cluster ends try to reach it until they are ended
+    for host in hosts:  # one that is away when the cluster ends tries to reach it for ten minutes
         host.terminate()
         finish(host)
 

@@ -13,6 +13,7 @@ from atoll.cluster.processes.process_runtime import StopEvent
 from atoll.cluster.topology import RankSlot
 from atoll.engines.agent.agent import HostAgent
 from atoll.engines.agent.agent_options import AgentOptions
+from atoll.errors import ClusterError
 from atoll.protocol import messages as m
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
@@ -195,3 +196,60 @@ def test_an_agent_says_what_happens_to_it() -> None:
         "0 s are over: this host agent ends",
     ]
     assert decoded[4:] == ["the worker of host 0 of island 0 has ended: killed by SIGKILL"]
+
+
+async def left_alone(*, stays: bool, grace: float = 0.0) -> tuple[Dialed, asyncio.Event, asyncio.Task[None]]:
+    """Run an agent that gives up after half a second, and end its controller. Return how to find and stop it."""
+    controller = Dialed(renews=False)
+    await controller.begin()
+    stop = asyncio.Event()
+    options = AgentOptions(controller.address, RankSlot(), stays=stays, away_seconds=0.5, machine="m")
+    running = asyncio.create_task(HostAgent(options, "", lambda: None).run(stop))
+    await controller.came.wait()
+    controller.tell(m.Renew(0.5, grace))
+    await until_async(lambda: not controller.unanswered)
+    controller.came.clear()
+    controller.end()
+    return controller, stop, running
+
+
+async def comes_back_after(seconds: float, *, stays: bool, grace: float = 0.0) -> None:
+    controller, stop, running = await left_alone(stays=stays, grace=grace)
+    await asyncio.sleep(seconds)
+    await controller.begin()
+    await controller.came.wait()
+    stop.set()
+    await running
+    controller._server.close()
+
+
+def test_an_agent_whose_cluster_has_ended_while_it_was_away_ends() -> None:
+    async def main() -> str:
+        controller, _, running = await left_alone(stays=False)
+        with pytest.raises(ClusterError) as raised:
+            await running
+        return str(raised.value).replace(str(controller.address), "ADDRESS")
+
+    text = asyncio.run(asyncio.wait_for(main(), SECONDS))
+    assert text.startswith("no controller of the cluster has served this host at ADDRESS for 0 s, so the cluster has ")
+    assert "with --stay" in text
+
+
+def test_an_agent_that_stays_or_whose_cluster_may_be_away_for_longer_dials_on() -> None:
+    asyncio.run(asyncio.wait_for(comes_back_after(1.5, stays=True), SECONDS))
+    asyncio.run(asyncio.wait_for(comes_back_after(1.5, stays=False, grace=SECONDS), SECONDS))
+
+
+def test_an_agent_that_has_not_joined_yet_waits_for_its_cluster() -> None:
+    async def main() -> None:
+        controller, stop = Dialed(), asyncio.Event()
+        options = AgentOptions(controller.address, RankSlot(), away_seconds=0.1, machine="m")
+        running = asyncio.create_task(HostAgent(options, "", lambda: None).run(stop))
+        await asyncio.sleep(0.6)
+        await controller.begin()
+        await controller.came.wait()
+        stop.set()
+        await running
+        controller._server.close()
+
+    asyncio.run(asyncio.wait_for(main(), SECONDS))

@@ -2,6 +2,9 @@
 
 Invariants: an agent holds at most one worker. A worker ends with its agent. It also ends when the agent's lease and
 its grace have passed without a message of the cluster: then another machine may have replaced this one.
+
+An agent that was away when its cluster ended learns of that from nobody. So it ends after `away_seconds` without a
+message of the cluster, unless it waits for the next cluster. An agent that has not joined yet waits without a limit.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ _CONNECT_SECONDS = 10.0
 EVERYWHERE = ("0.0.0.0", "::")
 _LEASE_LOOKS = 0.25  # seconds between two checks of the lease
 _END_SECONDS = 2.0  # for a worker to end before it is killed
-_ENGINE = 0  # the only peer of the lease
+_ENGINE = 0  # the only peer of the leases
 _FINAL = (Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION)  # refusals that are not retried
 
 
@@ -84,6 +87,7 @@ class HostAgent:
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._graces = Leases(period=_LEASE_LOOKS)
+        self._aways = Leases(options.away_seconds, period=_LEASE_LOOKS)
         self._worker = LocalWorker(options.devices, self._worker_ready, self._worker_ended)
         self._controller = self._dialed = options.controller
         self._address = ""  # of this machine, for others
@@ -282,6 +286,8 @@ class HostAgent:
                 self._leases.seconds, self._graces.seconds = lease, max(lease, grace)
                 self._leases.renew(_ENGINE, self._loop.time())
                 self._graces.renew(_ENGINE, self._loop.time())
+                self._aways.seconds = max(self._options.away_seconds, self._graces.seconds)
+                self._aways.renew(_ENGINE, self._loop.time())
                 self._tell(m.AgentAlive())
             case m.Dismiss():
                 self._dismissed(message)
@@ -352,6 +358,17 @@ class HostAgent:
                 if self._worker.runs:
                     _log.error("the cluster is silent: ending the worker of this host")
                 self._worker.kill()
+            if self._aways.expired(now) and not self._options.stays:
+                self._end(self._cluster_ended())
+                return
+
+    def _cluster_ended(self) -> ClusterError:
+        addresses = " and ".join(map(str, self._addresses.in_turn))
+        text = f"no controller of the cluster has served this host at {addresses} for {self._aways.seconds:.0f} s, so "
+        return ClusterError(
+            f"{text}the cluster has probably ended: run the command again if it continues, and with --stay if this "
+            "machine is to wait for the next cluster"
+        )
 
     # ---- leaving
 

@@ -22,6 +22,8 @@ from atoll.cluster.topology import RankSlot
 from atoll.devices.accelerators import Devices, devices, parts
 from atoll.wire.address import Address
 
+_AWAY_SECONDS = 600.0
+
 
 @dataclass(frozen=True)
 class AgentOptions:
@@ -40,6 +42,8 @@ class AgentOptions:
         grace_seconds: Time to leave after SIGTERM.
         stays: Whether the agent waits for the next cluster when one has ended.
         parent: Process that the agent must not outlive; 0 for none.
+        away_seconds: Time without a message of its cluster after which an agent that has joined ends, unless it
+            `stays`. It is at least the grace of the cluster.
     """
 
     controller: Address
@@ -51,6 +55,7 @@ class AgentOptions:
     grace_seconds: float = 25.0
     stays: bool = False
     parent: int = 0
+    away_seconds: float = _AWAY_SECONDS
     machine: str = field(default_factory=platform.node)
     devices: Devices = field(default_factory=devices)
     sandbox: Mechanisms = field(default_factory=mechanisms_here)  # for users' Python

@@ -74,7 +74,10 @@ def host(
         typer.Option(help="Seconds after SIGTERM for the cluster to move work and arrays to other machines."),
     ] = 25.0,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Wait for the next cluster at this address after one has ended.")
+        bool,
+        typer.Option(
+            "--stay", help="Wait for the next cluster at this address after one has ended, without a time limit."
+        ),
     ] = False,
     workers: Annotated[
         int,
@@ -89,7 +92,8 @@ def host(
     """Provide this machine to a cluster that was started with `atoll up --engine hosts`.
 
     The command connects to the controller, retrying as needed, runs one worker while the cluster needs it, and exits
-    when the cluster ends. Start it on each machine, for example:
+    when the cluster ends. If it was away at that time, it exits with status 1 after 10 minutes. Start it on each
+    machine, for example:
 
     - `ssh machine ATOLL_JOIN=FILE atoll host`, where FILE is a copy of the file that `atoll up --host-join-file` wrote
 
