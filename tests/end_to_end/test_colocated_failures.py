@@ -243,3 +243,29 @@ def test_a_function_whose_module_is_not_on_the_host_cannot_be_loaded(python: Rem
     text = python.call(start_without_modules, str(tmp_path))
     assert "cannot be loaded" in text
     assert "No module named 'only_here'" in text
+
+
+def call_on_both_hosts() -> tuple[str, list[int]]:
+    @colocated_python.colocated_python
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    same = same.specialize(out_specs_fn=lambda x: x)
+    try:
+        return "", jax.device_get(same(argument())).tolist()
+    except jax.errors.JaxRuntimeError as error:
+        return str(error), []
+
+
+def test_a_process_that_cannot_start_on_one_host_does_not_keep_the_other_host_waiting(
+    start_cluster: StartCluster, start_python: StartPython
+):
+    cluster = start_cluster({}, islands="1x2x1")
+    obstacle = cluster.directory / "python-1" / "host-1"
+    obstacle.parent.mkdir(mode=0o700)
+    obstacle.touch()
+    child = start_python(ATOLL_ADDRESS=cluster.address)
+    error, _ = child.call(call_on_both_hosts, seconds=60.0)  # of the 100 s for which the processes wait for one another
+    assert "on host 1 cannot be started: [Errno 17] File exists" in error
+    obstacle.unlink()
+    assert child.call(call_on_both_hosts) == ("", [0, 1])

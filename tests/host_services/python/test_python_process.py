@@ -90,3 +90,21 @@ def test_a_process_that_was_reaped_elsewhere_has_ended() -> None:
     output = process._process.stdout
     assert output is not None
     assert output.closed
+
+
+def test_a_process_that_waits_for_other_hosts_ends_at_once_if_it_gives_up() -> None:
+    may_go = threading.Event()
+
+    def rendezvous() -> str:
+        assert may_go.wait(SECONDS)
+        return ""
+
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+    options: Any = None
+    process = Sleeping("a session", options, rendezvous, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process.start()
+    process.give_up("did not start")
+    assert ends.get(timeout=SECONDS) == "the Python process of a session did not start"
+    may_go.set()
+    assert ends.get(timeout=SECONDS) == "gone"
+    assert not process.started.is_set()

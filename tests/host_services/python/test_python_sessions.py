@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.cluster.sandbox.grants import USER_RULES, Sandbox, View
+from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
+from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import OK, Code, FrameError, Status, StatusError
 from atoll.host_services.python import python_sessions as module
 from atoll.host_services.python.python_options import PythonHost
@@ -17,6 +19,7 @@ from atoll.host_services.python.python_sessions import Input, PythonSessions
 from atoll.ir.types import Replicated, Sharding
 from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
+from tests.host_services.python.stored_values import Store
 from tests.waiting import until
 
 
@@ -27,15 +30,20 @@ class Process:
         self, name: str, options: Any, rendezvous: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
     ) -> None:
         self.receive, self.end, self.gone = on_message, on_end, on_gone
+        self.scratch = Path(options.sandbox.scratch)
         self.is_killed = False
         self.messages: list[Any] = []
         self.calls: list[m.Call] = []
         self.sent: list[tuple[int, list[float]]] = []
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        self.scratch.mkdir(parents=True, exist_ok=True)
 
     def kill(self) -> None:
         self.is_killed = True
+
+    def give_up(self, reason: str) -> None:
+        self.end(reason)
 
     def send(self, message: Any) -> None:
         self.messages.append(message)
@@ -63,17 +71,22 @@ class Worlds:
 
     hostname = ""
 
-    def key_values(self, world: int) -> Any:
+    def __init__(self) -> None:
+        self.store = Store()
+
+    def key_values(self, world: int) -> Store:
         if world == 9:
             raise StatusError(Code.FAILED_PRECONDITION, "the hosts have lost one another")
+        return self.store
 
 
 @pytest.fixture
-def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PythonSessions]:
     monkeypatch.setattr(module, "PythonProcess", Process)
     sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path), worlds=Worlds()))
     sessions.begin(1)
-    return sessions
+    yield sessions
+    sessions.close(1)
 
 
 @pytest.fixture
@@ -226,3 +239,65 @@ def test_hosts_that_run_already_are_reported_at_once(sessions):
 def test_a_function_of_a_closed_world_is_refused(sessions):
     with pytest.raises(StatusError, match="lost one another"):
         load(sessions, "f", m.PythonFunction("f", b""), 9)
+
+
+# ---- processes that do not start
+
+
+def on_two_hosts(directory: Path, second: PythonRules = USER_RULES) -> list[PythonSessions]:
+    """Return the sessions of two hosts of one world, and begin a session there, with `second` rules on one of them."""
+    worlds = Worlds()
+    hosts = []
+    for rank, rules in enumerate((USER_RULES, second)):
+        place = directory / str(rank)
+        host = PythonHost(rank, 0, "unix:/c", "unix:/d", str(place), mechanisms=Mechanisms(), worlds=worlds)
+        sessions = PythonSessions(host)
+        sessions.begin(1, rules)
+        hosts.append(sessions)
+    return hosts
+
+
+def start_on(sessions: PythonSessions, rank: int, statuses: list[Status]) -> Process:
+    """Start the process of the session on the host with this rank of two."""
+    assignment = (((0, 0), (1, 0)),)
+    for name, source in (("f", m.PythonFunction("f", b"")), ("hosts", m.PythonHosts((0, 1), m.ClientSettings()))):
+        message = Compile(name, 1, 0, assignment, world=5, ranks=(rank, 1))
+        sessions.load(message, msgspec.msgpack.encode(source), statuses.append)
+    found: Any = sessions._sessions[1].programs[5].process
+    return found
+
+
+@pytest.fixture
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PythonProcess", Process)
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_if_a_process_does_not_start_the_one_that_waits_for_it_ends_and_the_next_ones_start(tmp_path):
+    first, second = on_two_hosts(tmp_path)
+    statuses: list[Status] = []
+    start_on(first, 0, statuses)
+    for _ in range(2):
+        start_on(second, 1, []).end("cannot be started: No space left on device")
+        until(lambda: len(statuses) == 2)
+        assert {each.code for each in statuses} == {Code.ABORTED}
+        assert all("another host failed: cannot be started: No space left" in each.message for each in statuses)
+        statuses.clear()
+        start_on(first, 0, statuses)
+    both = start_on(second, 1, statuses), first._sessions[1].programs[5].process
+    for each in both:
+        each.receive(m.PythonReady(False))
+        each.receive(m.Loaded("f", OK))
+    until(lambda: len(statuses) == 4)
+    assert {each.code for each in statuses} == {Code.OK}
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_if_a_host_refuses_a_process_the_one_that_waits_for_it_ends(tmp_path):
+    first, second = on_two_hosts(tmp_path, msgspec.structs.replace(USER_RULES, view=View.GRANTED, insecure=False))
+    statuses: list[Status] = []
+    start_on(first, 0, statuses)
+    with pytest.raises(StatusError, match="host 1: "):
+        start_on(second, 1, [])
+    until(lambda: len(statuses) == 2)
+    assert all("another host failed: host 1: " in each.message for each in statuses)

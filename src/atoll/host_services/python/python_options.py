@@ -12,6 +12,7 @@ from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
+from atoll.host_services.python.failed_starts import ProgramStarts
 from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, Worlds, nowhere, rendezvous_at_first_host
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.wire.address import parse_address
@@ -100,6 +101,16 @@ def python_options(
     if parse_address(host.data_address).is_unix:
         return options, lambda: f"unix:{directory}/meet"
     return options, rendezvous_at_first_host(session, options.rank == 0, hostname, key_values)
+
+
+def program_starts(
+    host: PythonHost, session: int, devices: Sequence[tuple[int, int]], world: ProcessWorld | None = None
+) -> ProgramStarts | None:
+    """Return the starts of the session's processes, with `devices` as in `python_options`. None for one host."""
+    if len({where for where, _ in devices}) == 1:
+        return None
+    rank = host.island_rank if world is None else world.first_rank + host.island_rank
+    return ProgramStarts(session, rank, partial(_key_values, host, world))
 
 
 def _key_values(host: PythonHost, world: ProcessWorld | None) -> KeyValues:

@@ -17,6 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -134,6 +135,15 @@ class PythonProcess:
         if link is not None:
             link.close()
 
+    def give_up(self, reason: str) -> None:
+        """End a process that is starting. It ends at once for its session, also while it waits for other hosts."""
+        with self._lock:
+            self._problem = self._problem or reason
+            is_started = self._process is not None
+        self.kill()
+        if not is_started:
+            self._report_end(reason)
+
     # ---- its threads
 
     def _run(self) -> None:
@@ -159,8 +169,9 @@ class PythonProcess:
             self._on_gone()
 
     def _report_end(self, reason: str) -> None:
-        if not self._is_over:
-            self._is_over = True
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+        if not was_over:
             self._on_end(f"the Python process of {self.name} {reason}")
 
     def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
@@ -188,6 +199,7 @@ class PythonProcess:
         options = msgspec.structs.replace(
             self._options, descriptor=theirs.fileno(), coordinator_address=coordinator_address
         )
+        Path(options.sandbox.scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
         return subprocess.Popen(
             command(_MODULE, options),
             stdin=subprocess.DEVNULL,

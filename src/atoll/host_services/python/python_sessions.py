@@ -42,8 +42,9 @@ from atoll.errors import (
     status_of,
     unimplemented,
 )
+from atoll.host_services.python.failed_starts import ProgramStart, ProgramStarts
 from atoll.host_services.python.python_link import PythonLink, view
-from atoll.host_services.python.python_options import ProcessWorld, PythonHost, python_options
+from atoll.host_services.python.python_options import ProcessWorld, PythonHost, program_starts, python_options
 from atoll.host_services.python.python_process import PythonProcess
 from atoll.host_services.python.rendezvous import Rendezvous, nowhere
 from atoll.ir.plan import LocalArray
@@ -111,6 +112,8 @@ class _Program:
     world: ProcessWorld | None = None
     options: m.PythonOptions | None = None  # None until the session's devices are known
     rendezvous: Rendezvous = nowhere
+    starts: ProgramStarts | None = None  # of the processes on all hosts, if there are several
+    start: ProgramStart | None = None  # of `process`
     process: PythonProcess | None = None
     is_ready: bool = False
     functions: dict[str, m.Load] = field(default_factory=dict)  # the messages that load them in the next process
@@ -198,7 +201,15 @@ class PythonSessions:
         """Set the options of a program that has none, and load the functions that have arrived before."""
         flat = [where for partitions in message.assignment for where, _ in partitions]
         devices = list(zip(flat, hosts.devices, strict=True))
-        options, rendezvous = python_options(host, record.number, hosts.settings, devices, record.rules, record.world)
+        record.starts = record.starts or program_starts(host, record.number, devices, record.world)
+        try:
+            options, rendezvous = python_options(
+                host, record.number, hosts.settings, devices, record.rules, record.world
+            )
+        except StatusError as error:
+            if record.starts is not None and record.options is None:
+                self._in_thread("failed", record.starts.begin().failed, f"host {host.number}: {error}")
+            raise
         if record.options is None:
             record.options, record.rendezvous = options, rendezvous
             for function in record.loading:
@@ -336,7 +347,7 @@ class PythonSessions:
         if record.process is not None:
             record.process.kill()  # `_gone` removes its directory later
         else:  # the last process has ended, and no other one was started; large directories take long to remove
-            threading.Thread(target=self._gone, args=(record,), name="atoll-python-gone", daemon=True).start()
+            self._in_thread("gone", self._gone, record)
 
     def _running(self, record: _Program) -> PythonProcess:
         """Return the session's process. If none runs, start one and load the previous process's functions."""
@@ -344,7 +355,6 @@ class PythonSessions:
             assert record.options is not None
             assert self._host is not None
             record.is_ready = False
-            Path(record.options.sandbox.scratch).mkdir(mode=0o700, parents=True, exist_ok=True)
             process = PythonProcess(
                 f"session {record.number} on host {self._host.number}",
                 record.options,
@@ -356,10 +366,27 @@ class PythonSessions:
             )
             record.process = process
             process.start()
+            if record.starts is not None:
+                record.start = record.starts.begin()
+                self._in_thread("starts", self._await_others, record, process, record.start)
             for function, load in record.functions.items():
                 if function not in record.loading:
                     process.send(load)
         return record.process
+
+    def _in_thread(self, name: str, call: Callable[..., None], *arguments: Any) -> None:
+        """Call what blocks."""
+        threading.Thread(target=call, args=arguments, name=f"atoll-python-{name}", daemon=True).start()
+
+    def _await_others(self, record: _Program, process: PythonProcess, start: ProgramStart) -> None:
+        """End a process that starts if the one on another host has not started, since it would wait for that one."""
+        reason = start.wait(lambda: record.process is process and record.is_open and not record.is_ready)
+        with self._lock:
+            gives_up = bool(reason) and record.start is start and not record.is_ready
+            if gives_up:
+                record.start = None  # the other hosts know of the failure
+        if gives_up:
+            process.give_up(f"did not start, because another host failed: {reason}")
 
     def _received(self, record: _Program, process: PythonProcess, message: Any) -> None:
         match message:
@@ -394,8 +421,10 @@ class PythonSessions:
     def _ended(self, record: _Program, process: PythonProcess, reason: str) -> None:
         status = failure(Code.ABORTED, reason, Details(Kind.PYTHON, retriable=True))
         with self._lock:
+            failed = None
             if record.process is process:
-                record.process = None
+                failed = record.start if record.is_open and not record.is_ready else None
+                record.process = record.start = None
             # The processes on the program's other hosts also end, and wait for this one after their restart.
             restarts = (
                 record.is_ready and record.options is not None and len(record.options.devices) > 1 and record.is_open
@@ -410,6 +439,8 @@ class PythonSessions:
             call.on_outcome(status)
         for then in waiting:
             then(status)
+        if failed is not None:
+            failed.failed(reason)
 
     def _gone(self, record: _Program) -> None:
         """Remove the directories of a closed program, whose process writes no more."""
