@@ -20,6 +20,16 @@ def test_what_is_none_is_refused_with_an_example(text: str) -> None:
         _ = ClusterSettings(text).topology
 
 
+@pytest.mark.parametrize("text", ["65537x1x1", "65536x1x1+1x1x1", "1x65537x1", "1x1x65537", "9" * 5000 + "x1x1"])
+def test_what_is_too_large_is_refused_before_it_is_built(text: str) -> None:
+    with pytest.raises(SettingsError, match="one to 65536"):
+        _ = ClusterSettings(text).topology
+
+
+def test_numbers_may_begin_with_zeros() -> None:
+    assert str(Topology.parse("0002x01x" + "0" * 5000 + "4")) == "2x1x4"
+
+
 def test_hosts_and_devices_count_through_islands_that_differ() -> None:
     topology = Topology.parse("1x2x3+2x1x4")
     assert (topology.islands, topology.host_count) == (3, 4)

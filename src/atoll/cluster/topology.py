@@ -16,6 +16,7 @@ from atoll.errors import SettingsError
 from atoll.quantities import counted
 
 MAX_PER_LEVEL = 1 << 16  # islands of a cluster, hosts of an island, and devices of a host
+_MAX_DIGITS = 12  # of a number that is read; longer ones are too large in any case
 
 
 class IslandShape(msgspec.Struct, frozen=True):
@@ -61,12 +62,13 @@ class Topology:
         shapes: list[IslandShape] = []
         for part in text.lower().split("+"):
             numbers = part.strip().split("x")
-            if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and int(each) > 0 for each in numbers):
+            if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and each.strip("0") for each in numbers):
                 raise ValueError(
                     f"invalid topology {text!r}: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of "
                     "these if islands differ, such as 1x2x4+1x1x8"
                 )
-            islands, hosts, devices = map(int, numbers)
+            islands, hosts, devices = (int(each.lstrip("0")[:_MAX_DIGITS]) for each in numbers)
+            _check_islands(len(shapes) + islands)
             shapes += [IslandShape(hosts, devices, platform, mesh)] * islands
         return cls(tuple(shapes))
 
@@ -145,10 +147,16 @@ class RankSlot(msgspec.Struct, frozen=True, array_like=True):
         return f"rank {self.rank}" + (f" of island {self.island}" if self.island >= 0 else " of the cluster")
 
 
+def _check_islands(count: int) -> None:
+    if count > MAX_PER_LEVEL:
+        raise ValueError(f"a cluster has one to {MAX_PER_LEVEL} islands, not {count}")
+
+
 def make_topology(shapes: Iterable[IslandShape]) -> Topology:
-    """Return the topology. Raise SettingsError for an invalid shape."""
+    """Return the topology. Raise SettingsError for an invalid shape, or too many islands."""
     topology = Topology(tuple(shapes))
     try:
+        _check_islands(topology.islands)
         for shape in topology.shapes:
             shape.check()
     except ValueError as error:

@@ -6,7 +6,7 @@ import threading
 
 
 class Store:
-    """Key-value store whose `get` waits for at most `seconds` of its own, so that tests are short."""
+    """Key-value store. `get` waits for at most the `seconds` of the store, so that tests are short."""
 
     def __init__(self, seconds: float = 0.05) -> None:
         self._seconds = seconds
