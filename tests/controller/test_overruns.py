@@ -107,6 +107,38 @@ def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
     assert max(closed) < min(position for position, each in enumerate(sent) if isinstance(each, m.StopRun))
 
 
+@pytest.mark.parametrize("has_ended", [False, True], ids=["runs everywhere", "has ended on a host"])
+def test_the_runs_of_a_closed_session_over_islands_end_with_one_world(has_ended: bool) -> None:
+    """A host that has ended a run may have begun the next one, which others must not begin in a later world."""
+    play = shared("2x1x1")
+    bob, other = play.open(token="bob"), play.open(token="bob")
+    launch_over(play, bob, (0, 1))
+    play.proxy(bob.number, m.Launch(1, (), (12,), ()))
+    launch_over(play, other, (0, 1))
+    first, second, of_other = sorted({each.sequence for each in play.controller.launches.in_flight.values()})
+    play.proxy(other.number, m.Await(5, (11,)))
+    play.close(bob.number)
+    if has_ended:
+        play.done(first, host=0)
+    play.outbox()
+    for now in range(1, 15):
+        play.tick(float(now), running={1: (first,)})
+    sent = play.outbox()
+    closed = [each for each in sent if isinstance(each, m.CloseWorld)]
+    assert len(closed) == 2, "one per host"
+    assert {each for message in closed for each in message.ended} == {first, second} | (
+        {of_other} if has_ended else set()
+    )
+    if has_ended:
+        for host in range(2):
+            play.report(host, m.Failed(of_other, Status(Code.UNKNOWN, "Connection closed by peer")))
+        for now in range(15, 18):
+            play.tick(float(now))
+        (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+        assert awaited.status == closed[0].status.within("f")
+        assert "its session has ended" in awaited.status.message
+
+
 @pytest.mark.parametrize(("decisions", "island"), [(9, 0), (10, 1)])
 def test_a_new_slice_is_not_where_a_stopped_run_has_not_ended(decisions, island):
     play = Play("2x1x1", decisions=decisions)

@@ -344,7 +344,7 @@ def test_islands_that_communicate_begin_a_run_in_one_step(decisions: int, begun:
     play, put, parts = play_with_a_full_island(decisions)
     assert len(parts) == begun
     later = [each for each in runs(play.done(put.sequence)) if each.results == (11,)]
-    assert len(later) == 2 - begun, "the first island has room"
+    assert len(later) == 2 - begun, "the first island is not full any more"
 
 
 @pytest.mark.parametrize("ends", ["its launch fails", "its session ends"])

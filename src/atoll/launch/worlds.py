@@ -13,7 +13,7 @@ from enum import Enum
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted
 from atoll.cluster.state_machine import StateMachine
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import Code, Details, Kind, Status, StatusError, failure
 from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
@@ -165,19 +165,23 @@ class Worlds:
     def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:
         """Close the world of a run whose hosts wait for each other, and have its functions continue in a new one.
 
-        The runs of this world among the `others` hang as well. The client may have released the run's function. Return
-        False if the run has no world, or has left it.
+        The runs of this world among the `others` end as well. If a host has ended one of these runs, it may have begun
+        any other run in flight, and other hosts may not, so all runs of this world end. The client may have released
+        the run's function. Return False if the run has no world, or has left it.
         """
         key = world_of(node)
         if key is None or key not in self._worlds or self.has_left(node):
             return False
         world = self._worlds[key]
-        in_flight = {gang.node.number for gang in self._in_flight.values()}
-        left = {each.number for each in (node, *others) if world_of(each) == key}
-        self._left = self._left & in_flight | left
+        in_flight = {gang.node.number: gang.node for gang in self._in_flight.values()}
+        left = {each.number: status for each in (node, *others) if world_of(each) == key}
+        if self._names_ended_runs and any(_has_ended_on_a_host(in_flight[each]) for each in left if each in in_flight):
+            status = _of_others(status)
+            left = {each.number: status for each in in_flight.values() if world_of(each) == key} | left
+        self._left = self._left & in_flight.keys() | left.keys()
         self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
         if self._names_ended_runs:
-            self._causes |= dict.fromkeys(left, status)
+            self._causes |= left
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
         self._close(world, status, left, new.number)
@@ -221,3 +225,15 @@ class Worlds:
         idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
             self._close(each, Status(Code.CANCELLED, "no function used this world"), ())
+
+
+def _has_ended_on_a_host(node: QueuedNode[GangRun]) -> bool:
+    """Return whether a host has ended its part of a node without a failure."""
+    runs = [gang.run for gang in node.gangs]
+    return any(not run.hosts_left.union(run.left_out).issuperset(run.spec.hosts) for run in runs)
+
+
+def _of_others(status: Status) -> Status:
+    """Return the status of runs that end because another one does, with this status."""
+    text = "this run ended with another one of its tenant, because only some of its hosts may have begun it"
+    return failure(Code.UNAVAILABLE, f"{text}: {status.message}", Details(Kind.LINK, retriable=True))

@@ -9,7 +9,7 @@ if it is behind another gang, or waits for bytes or for a client.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from atoll.controller.state import ClusterState
@@ -48,7 +48,7 @@ class Overruns:
         launches: Launches,
         restart: Callable[[Gang[GangRun], str, str], None],
         charge: Callable[[Gang[GangRun]], None],
-        replace_world: Callable[[QueuedNode[GangRun], Status], bool],
+        replace_world: Callable[[QueuedNode[GangRun], Status, Iterable[QueuedNode[GangRun]]], bool],
     ) -> None:
         self._abandoned_seconds = state.settings.abandoned_seconds
         self._sessions = state.sessions
@@ -105,10 +105,10 @@ class Overruns:
             gang = in_flight.get(sequence)
             if gang is not None and gang.node.session not in of_closed:
                 self._look_at(gang, now - since, now)
-        for gang in list(in_flight.values()):
-            closed = self._closed.get(gang.node.session)
-            if closed is not None and now - closed.since > STOP_SECONDS:
-                self._stop(gang, "its session has ended")  # a gang that has not begun ends when it does
+        over = {number for number, closed in self._closed.items() if now - closed.since > STOP_SECONDS}
+        stopping = [gang for gang in in_flight.values() if gang.node.session in over]
+        for gang in stopping:  # those that have not begun end when they do
+            self._stop(gang, "its session has ended", [each.node for each in stopping])
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
             gang = in_flight.get(sequence)  # None if its island has restarted just now, because of another gang
             if gang is not None and seconds > self._abandoned_seconds:
@@ -154,8 +154,10 @@ class Overruns:
         runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
         self._restart(gang, f"a gang {runs}", f"{name} {runs}")
 
-    def _stop(self, gang: Gang[GangRun], why: str) -> None:
+    def _stop(self, gang: Gang[GangRun], why: str, others: Iterable[QueuedNode[GangRun]] = ()) -> None:
         """Stop a gang, and the gangs of the same computation on other islands, which may run independently.
+
+        The `others` are stopped as well, so their worlds are closed once.
 
         Hosts stop at different points of the computation. Its world is closed before, so that no collective of a later
         run on one host can meet a collective of this run on another one. That also ends collectives that wait for a
@@ -164,7 +166,7 @@ class Overruns:
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
         running = [each for each in gang.node.gangs if each.sequence in self._in_flight]
         status = Status(int(Code.CANCELLED), text)
-        if self._replace_world(gang.node, status):
+        if self._replace_world(gang.node, status, others):
             for each in running:
                 each.run.failure = each.run.failure or status
         for each in running:
