@@ -244,7 +244,7 @@ def test_the_design_has_the_times_for_hosts_to_join_and_the_number_of_restarts()
 
 @pytest.mark.parametrize("page", ["clusters.md", "launchers.md"])
 def test_a_page_has_the_time_for_hosts_to_join(page: str) -> None:
-    text = (DOCS / "operate" / page).read_text()
+    text = " ".join((DOCS / "operate" / page).read_text().split())
     found = re.findall(r"(?:`--wait` seconds \(|waits for hosts, )(\d+)", text)
     assert [int(seconds) for seconds in found] == [HOSTS_SECONDS]
 
@@ -270,7 +270,7 @@ def test_the_page_of_commands_has_the_exit_statuses_of_the_code() -> None:
 
 def test_the_readme_and_the_page_agree_about_what_kubernetes_and_slurm_have_run() -> None:
     page = " ".join((DOCS / "operate" / "launchers.md").read_text().split())
-    assert "no pod was started by Kubernetes" in page
+    assert "Kubernetes has not started a pod" in page
     assert re.search(r"^- \*\*Kubernetes\*\*: .*, not run\.$", README, re.MULTILINE)
     assert "run by Slurm 22.05 with one slurmctld and three nodes, which are namespaces of one machine" in page
     assert re.search(r"^- \*\*Slurm\*\*: .* on three namespaces of one machine\.$", README, re.MULTILINE)
