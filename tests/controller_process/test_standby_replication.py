@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller_process.standby_replication import MAX_QUEUED, SUSPICION_SECONDS, StandbyReplication
+from atoll.controller_process.standby_replication import (
+    MAX_QUEUED,
+    SUSPICION_SECONDS,
+    TRANSITIONS,
+    ReplicationState,
+    StandbyReplication,
+)
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
@@ -21,6 +27,7 @@ from atoll.protocol.messages.standby_messages import Heartbeat, SnapshotChunk
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
 from atoll.wire.resumption.link_messages import Acknowledge
+from tests.state_tables import check_table
 from tests.wire.resumption.network import play
 
 PART = 1 << 20
@@ -351,3 +358,12 @@ def test_what_waited_in_a_socket_is_no_sign_of_the_standby():
         assert made.replication.takeover_suspicion() == ""
 
     played(scene)
+
+
+def test_the_state_of_the_replication_changes_only_by_the_transitions_of_the_table():
+    def make(state: ReplicationState) -> StandbyReplication:
+        made = StandbyReplication.__new__(StandbyReplication)
+        made.state = state
+        return made
+
+    check_table(make, ReplicationState, TRANSITIONS)

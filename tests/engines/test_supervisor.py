@@ -19,11 +19,12 @@ from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.successor_supervisor import SuccessorSupervisor
-from atoll.engines.supervisor import Supervisor
+from atoll.engines.supervisor import TRANSITIONS, Supervisor, SupervisorState
 from atoll.errors import ClusterError, Code, IncompatibleJournalError, Status, SupersededError
 from atoll.protocol.messages import BecomeEngine, ClusterEnds, Refused
 from atoll.wire.address import parse_address
 from tests.cluster_process import free_port
+from tests.state_tables import check_table
 
 
 def test_a_cluster_whose_controller_does_not_come_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,3 +338,12 @@ class Link:
 
     def close(self) -> None:
         pass
+
+
+def test_the_state_of_a_supervisor_changes_only_by_the_transitions_of_the_table() -> None:
+    def make(state: SupervisorState) -> Supervisor:
+        made = Supervisor.__new__(Supervisor)
+        made.state = state
+        return made
+
+    check_table(make, SupervisorState, TRANSITIONS)

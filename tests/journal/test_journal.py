@@ -18,13 +18,14 @@ from atoll.cluster.held_directories import is_held
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal import files, journal, segment
 from atoll.journal.files import TAG_BYTES, Directory, FileCipher, new_salt
-from atoll.journal.journal import Journal, recover
+from atoll.journal.journal import TRANSITIONS, Journal, JournalState, recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
 from atoll.journal.successor import NAME, Successor
 from atoll.protocol import events as e
 from tests.file_limits import no_more_files
+from tests.state_tables import check_table
 
 
 def turn(number: int) -> list[bytes]:
@@ -567,3 +568,12 @@ def test_a_standby_is_relied_on_although_the_disk_rejects_its_name(directory, ca
 def test_a_record_of_a_successor_that_cannot_be_read_counts_as_none(directory):
     (directory.path / NAME).write_bytes(b"{")
     assert directory.successor() == Successor()
+
+
+def test_the_state_of_a_journal_changes_only_by_the_transitions_of_the_table(directory: Directory) -> None:
+    def make(state: JournalState) -> Journal:
+        made = Journal(directory, 1, 1, lambda: b"")
+        made.state = state
+        return made
+
+    check_table(make, JournalState, TRANSITIONS)

@@ -8,13 +8,15 @@ or the network fails, turns in transit are lost. The standby then refuses peers 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
 from atoll._version import __version__
+from atoll.cluster.state_machine import StateMachine
 from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import ALONE, FOLLOWED
 from atoll.controller_process.lease_fence import LeaseFence
@@ -46,7 +48,46 @@ MAX_QUEUED = 16 << 20
 _FULL_SECONDS = 0.01
 
 
-class StandbyReplication:
+class ReplicationState(enum.IntEnum):
+    """How far the standby is. From `WRITING` on, it is sent all turns."""
+
+    ALONE = 0  # no standby is connected
+    ENDED = 1  # the cluster has ended, so no other process must continue
+    LEFT = 2  # another controller continues
+    WAITING = 3  # the standby waits until a snapshot begins
+    WRITING = 4  # a snapshot for it is being written
+    LOADING = 5  # it is being sent the snapshot, and loads it
+    REPLAYING = 6  # it has loaded the snapshot, and replays turns
+    FOLLOWING = 7  # it is relied on: it continues if this process ends
+
+
+_S = ReplicationState
+
+# The states that may follow each state, apart from `ENDED` and `LEFT`, which `end`, `leave` and `drop` enter from any
+# other one. The comments name the methods that cause the transitions.
+_NEXT: Mapping[ReplicationState, frozenset[ReplicationState]] = {
+    # `serve`
+    _S.ALONE: frozenset({_S.WAITING}),
+    # `begin`; `_lost`
+    _S.WAITING: frozenset({_S.WRITING, _S.ALONE}),
+    # `_begin_snapshot`; `_lost`
+    _S.WRITING: frozenset({_S.LOADING, _S.ALONE}),
+    # `_link`, by the first acknowledgement of turns; `_lost`
+    _S.LOADING: frozenset({_S.REPLAYING, _S.ALONE}),
+    # `_rely_on`; `_lost`
+    _S.REPLAYING: frozenset({_S.FOLLOWING, _S.ALONE}),
+    # `_lost`
+    _S.FOLLOWING: frozenset({_S.ALONE}),
+}
+_OVER = frozenset({_S.ENDED, _S.LEFT})
+TRANSITIONS: Mapping[ReplicationState, frozenset[ReplicationState]] = {
+    **{state: following | _OVER for state, following in _NEXT.items()},
+    _S.ENDED: _OVER,
+    _S.LEFT: _OVER,
+}
+
+
+class StandbyReplication(StateMachine[ReplicationState]):
     """Replicates to one standby at a time.
 
     `journal()` returns the controller's journal, and `report` tells its engine if it is followed. `announce(addresses)`
@@ -54,6 +95,8 @@ class StandbyReplication:
     after its loss, a standby may have taken over, for instance while this process was frozen: it announces itself then.
     With an external `lease`, a standby takes over only if the record of the lease names it.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -80,18 +123,15 @@ class StandbyReplication:
         self._loop = asyncio.get_running_loop()
         self._standby: Connection | None = None
         self._address = ""  # of the standby
-        self._snapshot_number = 0  # of the snapshot that it begins with; 0: not taken yet
-        self._has_snapshot = False  # the snapshot is written and is being sent
-        self._stands_by = False  # it has loaded the snapshot and replays turns
+        self.state = ReplicationState.ALONE
+        self._snapshot_number = 0  # of the snapshot that it begins with, once that has begun
         self._announced = ""  # the address that all peers know
-        self._is_followed = False  # the standby continues if this process ends
-        self._relied_on = ""  # the last address for which that was true
+        self._relied_on = ""  # the address of the last standby that followed
         self._heartbeats: deque[float] = deque()  # send times of unacknowledged heartbeats
         self._answered = 0  # acknowledged heartbeats
         # Send time of the last acknowledged one, because an acknowledgement may wait in a socket.
         self._last_acknowledged = 0.0
         self._suspected_until = 0.0
-        self._has_ended = False  # the cluster, so no other process must continue
         if lease is not None:
             self._leader_fence.begin()
 
@@ -101,14 +141,14 @@ class StandbyReplication:
         if refused is not None:
             refuse_hello(connection, refused)
             return
-        if self._has_ended:  # the standby lost its connection before it read the Close
+        if self.state is ReplicationState.ENDED:  # the standby lost its connection before it read the Close
             connection.close_with(Close())
             return
         connection.authenticated()
         connection.name = f"the standby at {hello.label}"
         connection.set_handlers(lambda message: None, self._lost, self._link)  # a standby sends only link messages
         self._standby, self._address = connection, hello.label
-        self._snapshot_number, self._has_snapshot, self._stands_by = 0, False, False
+        self.enter(ReplicationState.WAITING)
         self._heartbeats.clear()
         self._answered = 0
         self._last_acknowledged = self._loop.time()
@@ -155,7 +195,8 @@ class StandbyReplication:
 
     def _standby_suspicion(self) -> str:
         now = self._loop.time()
-        if now < self._suspected_until or (self._is_followed and now - self._last_acknowledged > LEASE_SECONDS):
+        may_follow = self.state in (ReplicationState.FOLLOWING, ReplicationState.LEFT)
+        if now < self._suspected_until or (may_follow and now - self._last_acknowledged > LEASE_SECONDS):
             return f"the standby at {self._address} may have taken over: it is silent"
         return ""
 
@@ -173,27 +214,24 @@ class StandbyReplication:
     @property
     def follower(self) -> str:
         """The address of the standby that has all events and takes over if this process ends, or ""."""
-        return self._address if self._is_followed else ""
+        return self._address if self.state is ReplicationState.FOLLOWING else ""
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether to begin a snapshot between two turns."""
         journal = self._journal()
-        return (
-            self._standby is not None
-            and not self._snapshot_number
-            and journal is not None
-            and not journal.is_snapshotting
-        )
+        return self.state is ReplicationState.WAITING and journal is not None and not journal.is_snapshotting
 
     def begin(self, journal: Journal) -> None:
         """Send all later turns to a standby that waits for a snapshot, because a snapshot has begun."""
-        self._snapshot_number = self._snapshot_number or journal.number
+        if self.state is ReplicationState.WAITING:
+            self.enter(ReplicationState.WRITING)
+            self._snapshot_number = journal.number
 
     def send(self, turn: Sequence[bytes]) -> None:
         """Send a turn that was handled. The kernel has it on return, unless the standby does not read."""
         standby = self._standby
-        if standby is None or not self._snapshot_number:
+        if standby is None or self.state < ReplicationState.WRITING:
             return
         for part, is_last in _parts(join_records(turn)):
             standby.send(LogBatchChunk(part, is_last))
@@ -203,20 +241,19 @@ class StandbyReplication:
         if self._standby is not standby:
             return
         silent = self._loop.time() - self._last_acknowledged
-        most = _SILENT_SECONDS if self._is_followed else _CATCH_UP_SECONDS
+        most = _SILENT_SECONDS if self.state is ReplicationState.FOLLOWING else _CATCH_UP_SECONDS
         if silent > most:
             self._drop(standby, f"it was silent for {most:.0f} s")
             return
         journal = self._journal()
         if (
             journal is not None
-            and self._snapshot_number
-            and not self._has_snapshot
+            and self.state is ReplicationState.WRITING
             and not self._begin_snapshot(standby, journal)
         ):
             self._drop(standby, "its snapshot failed")  # it reconnects
             return
-        if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # otherwise it is still behind
+        if self.state is ReplicationState.REPLAYING and silent < LEASE_SECONDS:  # otherwise it is still behind
             self._rely_on(standby)
         self._send_heartbeat(standby)
         call_later(self._loop, HEARTBEAT_SECONDS, partial(self._heartbeat, standby))
@@ -225,7 +262,9 @@ class StandbyReplication:
         self._heartbeats.append(self._loop.time())
         acknowledged = ((each.number, *each.link.buffer.acknowledged) for each in self._connections.all())
         is_fenced = self._lease is not None and not self._lease.holds()
-        standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed, is_fenced))
+        is_copying = self.state >= ReplicationState.WRITING
+        is_followed = self.state is ReplicationState.FOLLOWING
+        standby.send(Heartbeat(tuple(acknowledged) if is_copying else (), is_followed, is_fenced))
 
     def _begin_snapshot(self, standby: Connection, journal: Journal) -> bool:
         """Begin to send the snapshot if it is complete. Return False if it will never be."""
@@ -234,7 +273,7 @@ class StandbyReplication:
             first = next(parts)
         except (AtollError, OSError):
             return journal.is_snapshotting
-        self._has_snapshot = True
+        self.enter(ReplicationState.LOADING)
         self._send_snapshot(standby, journal.term, chain([first], parts))
         return True
 
@@ -263,7 +302,8 @@ class StandbyReplication:
             while self._heartbeats and self._answered < message.pieced:
                 self._answered += 1
                 self._last_acknowledged = self._heartbeats.popleft()
-            self._stands_by = self._stands_by or message.whole > 0
+            if message.whole > 0 and self.state is ReplicationState.LOADING:
+                self.enter(ReplicationState.REPLAYING)
 
     def _rely_on(self, standby: Connection) -> None:
         """Rely on the standby: first tell peers its address, and one heartbeat later tell the engine not to restart.
@@ -283,7 +323,8 @@ class StandbyReplication:
             self._lease.name_standby(self._address)
             if self._lease.named_standby != self._address:
                 return
-        self._is_followed, self._relied_on = True, self._address
+        self.enter(ReplicationState.FOLLOWING)
+        self._relied_on = self._address
         self._leader_fence.begin()
         self._send_heartbeat(standby)
         standby.flush()
@@ -295,12 +336,13 @@ class StandbyReplication:
         self._lost(reason)
 
     def _lost(self, reason: str) -> None:
+        has_followed = self.state is ReplicationState.FOLLOWING
         self._standby = None
-        if not self._is_followed:
+        self.enter(ReplicationState.ALONE)
+        if not has_followed:
             self._forget()
             return
         _log.warning("the standby at %s does not follow anymore: %s", self._address, reason)
-        self._is_followed = False
         self._suspected_until = self._loop.time() + self._suspicion_seconds
         self._report(ALONE)
         # If the standby has taken over, peers that reconnect here meanwhile must be able to find it.
@@ -324,8 +366,7 @@ class StandbyReplication:
 
     def end(self) -> None:
         """End the replication, because the cluster ends and no controller must continue."""
-        self._has_ended = True
-        self._is_followed = False
+        self.enter(ReplicationState.ENDED)
         if self._lease is not None:  # a standby that does not receive the Close must not continue either
             self._lease.name_standby("")
         self._leader_fence.end()
@@ -336,6 +377,7 @@ class StandbyReplication:
 
     def leave(self) -> None:
         """Send the standby what is left, because this controller ends and leaves the cluster to the standby."""
+        self.enter(ReplicationState.LEFT)
         self._leader_fence.stop()
         standby, self._standby = self._standby, None
         if standby is not None:
@@ -343,6 +385,7 @@ class StandbyReplication:
 
     def drop(self) -> None:
         """Drop the standby, because another controller has taken over."""
+        self.enter(ReplicationState.LEFT)
         self._leader_fence.stop()
         standby, self._standby = self._standby, None
         if standby is not None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.environment_variables import TOKEN
 from atoll.cluster.moved_controllers import record_controller
+from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
@@ -67,7 +69,30 @@ DIAL_RETRY_SECONDS = 0.02
 _LISTEN_SECONDS = 20.0  # less than `start_engine.START_GRACE_SECONDS`
 
 
-class Supervisor:
+class SupervisorState(enum.Enum):
+    STARTING = enum.auto()
+    UP = enum.auto()  # all hosts have joined, or `stop` was set before
+    ENDING = enum.auto()  # an operator has asked the controller to end
+    REFUSED = enum.auto()  # the controller has another engine, whose workers it uses
+    REPLACED = enum.auto()  # the cluster is left to another controller and its engine
+
+
+_S = SupervisorState
+
+# The states that may follow each state. The comments name the methods or messages that cause the transitions.
+TRANSITIONS: Mapping[SupervisorState, frozenset[SupervisorState]] = {
+    # `start`, `take_over`; `ClusterEnds`; `start`, if `Refused` has arrived; `controller_replaced`
+    _S.STARTING: frozenset({_S.UP, _S.ENDING, _S.REFUSED, _S.REPLACED}),
+    # `ClusterEnds`; `Refused`; `controller_replaced`
+    _S.UP: frozenset({_S.ENDING, _S.REFUSED, _S.REPLACED}),
+    # `controller_replaced`, since another controller may take over before `stop` is set
+    _S.ENDING: frozenset({_S.REPLACED}),
+    _S.REFUSED: frozenset({_S.REPLACED}),
+    _S.REPLACED: frozenset(),
+}
+
+
+class Supervisor(StateMachine[SupervisorState]):
     """Runs a cluster with an engine.
 
     Call `start`, wait until `stop` is set, then call `end`. The supervisor sets `stop` itself when the controller or
@@ -75,6 +100,8 @@ class Supervisor:
 
     If a `controller` is given, which runs already, call `take_over` in place of `start`.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self, options: EngineOptions, engine: Engine, stop: asyncio.Event, controller: ControllerChild | None = None
@@ -93,10 +120,8 @@ class Supervisor:
         )
         self._identity = EngineIdentity(options.directory, "the engine")
         self._link: DialedConnection | None = None
-        self._refusal = ""  # why the controller at another address has refused this engine
-        self._is_up = False
-        self._is_replaced = False
-        self._is_ending = False  # the controller was asked to end
+        self._refusal = ""  # why a controller has refused this engine
+        self.state = SupervisorState.STARTING
         self._reason = ""
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # keeps tasks alive: the event loop has only weak references
@@ -109,12 +134,12 @@ class Supervisor:
     @property
     def was_asked(self) -> bool:
         """Whether it has set `stop` because an operator has ended the cluster."""
-        return self._controller.was_asked or self._is_ending
+        return self._controller.was_asked or self.state is SupervisorState.ENDING
 
     @property
     def leaves(self) -> bool:
         """Whether it has set `stop` to leave the cluster to another controller and its engine."""
-        return self._is_replaced
+        return self.state is SupervisorState.REPLACED
 
     # ---- start and end
 
@@ -133,7 +158,8 @@ class Supervisor:
             raise ClusterError(f"the cluster did not start: {error}") from None
         finally:
             linking.cancel()
-        self._is_up = True
+        if self.state is SupervisorState.STARTING:
+            self.enter(SupervisorState.REFUSED if self._refusal else SupervisorState.UP)
 
     def take_over(self, link: DialedConnection, islands: Sequence[KnownIsland]) -> None:
         """Take the role of an engine that is lost, with the connection of a spare engine. Adopt what still runs."""
@@ -148,7 +174,7 @@ class Supervisor:
                 island.adopt(known.incarnation, known.machines, agents.adopt)
             elif not known.is_over or known.returns:
                 island.start()
-        self._is_up = True
+        self.enter(SupervisorState.UP)
         self._up.set_result(None)
 
     async def _connect(self) -> None:
@@ -179,10 +205,10 @@ class Supervisor:
 
     def link_lost(self, reason: str) -> None:
         """Handle the end of the connection to the controller, which cannot be resumed."""
-        if not self._is_up:  # `controller_ended` handles the end of the controller
+        if self.state is SupervisorState.STARTING:  # `controller_ended` handles the end of the controller
             return
         where = self._link.refused_at if self._link is not None else None
-        if self._refusal:
+        if self.state is SupervisorState.REFUSED:
             self._reason = f"the controller at {self._link and self._link.address} refuses it: {self._refusal}"
             self._stop.set()
             return
@@ -233,15 +259,10 @@ class Supervisor:
         await self._controller.end()
         if self._engine.agents is None:  # otherwise the agents end their workers
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
-        is_replaced = self._is_up and bool(self._refusal)  # so the cluster has not ended
-        if not is_replaced:  # otherwise the workers are those of the other engine
+        if self.state is not SupervisorState.REFUSED:  # otherwise the workers are those of the other engine
             await self._engine.close()
-        if (
-            self._is_up
-            and self._reason
-            and not (self.was_asked or is_replaced)
-            and self._options.settings.grace_seconds
-        ):
+        has_failed = self.state is SupervisorState.UP and bool(self._reason) and not self.was_asked
+        if has_failed and self._options.settings.grace_seconds:
             with contextlib.suppress(OSError, AtollError):  # the address is not free, and peers get no answer
                 # The next cluster with the journal continues sessions on disk, whose proxies wait for it.
                 spares = self._options.settings.suspended_seconds if self._options.journal else 0.0
@@ -312,7 +333,8 @@ class Supervisor:
         """
         if self._options.leaves and not self._stop.is_set():
             self._fail(text)
-            self._is_replaced, self._reason = True, text
+            self.enter(SupervisorState.REPLACED)
+            self._reason = text
             self._stop.set()
 
     # ---- islands
@@ -357,6 +379,8 @@ class Supervisor:
             case Refused(status=status):  # the connection ends next
                 _log.error("the controller refuses this engine: %s", status.message)
                 self._refusal = status.message
+                if self.state is SupervisorState.UP:
+                    self.enter(SupervisorState.REFUSED)
             case RestartIsland(island=island, reason=reason, avoid=avoid):
                 _log.warning("restarting island %d: %s", island, reason)
                 if avoid >= 0 and self._engine.agents is not None:
@@ -369,7 +393,9 @@ class Supervisor:
             case EndIsland(island=island):
                 self._do(self._end_island(self._islands[island]))
             case ClusterEnds():
-                self._is_ending, self._reason = True, self._reason or _ASKED
+                self._reason = self._reason or _ASKED
+                if self.state in (SupervisorState.STARTING, SupervisorState.UP):
+                    self.enter(SupervisorState.ENDING)
             case AgentSays() | AgentLost() | OperationReply():
                 self._handle_of_agent(message)
 

@@ -9,16 +9,17 @@ A snapshot supersedes all older events. One is written after every `SNAPSHOT_SEC
 
 from __future__ import annotations
 
+import enum
 import logging
-import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import ALL, Directory, FileCipher, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
@@ -37,12 +38,35 @@ _RETRY_SECONDS = 10.0
 _READS = 5  # of a journal that a controller writes
 
 
-class Journal:
+class JournalState(enum.Enum):
+    COMPLETE = enum.auto()  # a snapshot and all later events are on the disk
+    BROKEN = enum.auto()  # the disk has rejected something: turns are not appended until the next attempt
+    REPAIRING = enum.auto()  # a new snapshot is being written, and later turns are appended
+    STOPPED = enum.auto()  # nothing is written anymore
+
+
+_S = JournalState
+
+# The states that may follow each state. The comments name the methods that cause the transitions.
+TRANSITIONS: Mapping[JournalState, frozenset[JournalState]] = {
+    # `append`, or `snapshot` if the directory is missing; `end`, `close`
+    _S.COMPLETE: frozenset({_S.BROKEN, _S.STOPPED}),
+    # `snapshot`; `end`, `close`
+    _S.BROKEN: frozenset({_S.REPAIRING, _S.STOPPED}),
+    # `tick`, when the snapshot is complete or has failed; `append`; `end`, `close`
+    _S.REPAIRING: frozenset({_S.COMPLETE, _S.BROKEN, _S.STOPPED}),
+    _S.STOPPED: frozenset(),
+}
+
+
+class Journal(StateMachine[JournalState]):
     """Appends to the newest segment of a directory. For one thread; call `tick` once per second.
 
     `state()` returns the encoded state. It is called in a copy of this process and does no I/O. `cpu_time()`
     returns the CPU time of this process in seconds.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -53,9 +77,10 @@ class Journal:
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self.term = term
+        self.state = JournalState.COMPLETE  # once it has begun
         self.snapshots = 0  # finished ones
         self._directory = directory
-        self._state = state
+        self._encoded_state = state
         self._number = number
         self._segment: Segment | None = None
         self._cipher: FileCipher | None = None  # for the segment's turns
@@ -69,8 +94,6 @@ class Journal:
         self._syncing: threading.Thread | None = None
         self._child = 0  # pid of the process that writes a snapshot
         self._retry = 0.0  # monotonic time of the next attempt after a failure
-        self._is_broken = False
-        self._has_snapshots = True  # in the directory, once the journal has begun
         self._written_at = time.monotonic()  # when the last snapshot was complete
         self._pause = 0.0  # seconds for which the last fork took this process
         self._successor = directory.successor()  # as recorded in the directory
@@ -79,14 +102,16 @@ class Journal:
     @property
     def wants_snapshot(self) -> bool:
         """Whether to call `snapshot` as soon as all decided actions are done."""
-        if self._is_broken:
+        if self.state is JournalState.BROKEN:
             return not self._child and time.monotonic() >= self._retry
+        if self.state is JournalState.STOPPED:
+            return False
         return (self._is_due or self._bytes >= SNAPSHOT_BYTES) and not self._child
 
     @property
     def is_broken(self) -> bool:
         """Whether no process can continue from the journal, because events or a first complete snapshot are missing."""
-        return self._is_broken or not self._has_snapshots
+        return self.state is not JournalState.COMPLETE
 
     @property
     def is_snapshotting(self) -> bool:
@@ -173,7 +198,7 @@ class Journal:
         If the disk rejects them, the journal logs the error, and the cluster continues without a journal until a
         snapshot succeeds: a controller that ends before that cannot be restarted.
         """
-        if self._is_broken:
+        if self.state is JournalState.BROKEN or self.state is JournalState.STOPPED:
             return
         assert self._segment is not None
         assert self._cipher is not None
@@ -194,11 +219,12 @@ class Journal:
         """
         self._events = self._bytes = 0
         self._began, self._is_due = self._cpu_time(), False
-        number, was_broken = self._number + 1, self._is_broken
+        number, was_broken = self._number + 1, self.state is JournalState.BROKEN
         try:
             self._switch_to(*self._directory.open_segment(number, self.term))
             self._number = number
-            self._is_broken = False
+            if was_broken:
+                self.enter(JournalState.REPAIRING)
             self._child = self._start_snapshot(number)
         except OSError as error:
             if was_broken or isinstance(error, FileNotFoundError):  # somebody has removed the directory
@@ -208,7 +234,9 @@ class Journal:
 
     def _start_snapshot(self, number: int) -> int:
         began = time.monotonic()
-        child = start_snapshot(self._state, lambda payload: self._directory.write_snapshot(number, self.term, payload))
+        child = start_snapshot(
+            self._encoded_state, lambda payload: self._directory.write_snapshot(number, self.term, payload)
+        )
         self._pause = time.monotonic() - began
         return child
 
@@ -217,7 +245,8 @@ class Journal:
         if self._child:
             self._reap(os.WNOHANG)
         self._is_due = self._events > 0 and self._cpu_time() - self._began >= SNAPSHOT_SECONDS
-        if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
+        is_appending = self.state in (JournalState.COMPLETE, JournalState.REPAIRING)
+        if not self._synced and is_appending and (self._syncing is None or not self._syncing.is_alive()):
             assert self._segment is not None
             try:
                 own = os.dup(self._segment.descriptor)
@@ -265,7 +294,8 @@ class Journal:
 
     def _stop(self) -> None:
         """Drop all later appends, and kill the child that writes a snapshot."""
-        self._is_broken, self._retry = True, math.inf
+        if self.state is not JournalState.STOPPED:
+            self.enter(JournalState.STOPPED)
         self._kill_child()
         self._switch_to(None)
 
@@ -285,23 +315,23 @@ class Journal:
         self._child = 0
         if status:
             _log.warning("a snapshot failed (status %d): the journal grows until one succeeds", status)
-            if not self._has_snapshots:
-                self._is_broken = True
+            if self.state is JournalState.REPAIRING:
+                self.enter(JournalState.BROKEN)
                 self._retry = time.monotonic() + _RETRY_SECONDS
         else:
             self.snapshots += 1
-            self._has_snapshots = True
+            if self.state is JournalState.REPAIRING:
+                self.enter(JournalState.COMPLETE)
             self._written_at = time.monotonic()
             self._forget_before(self._number)
 
     def _fail(self, error: OSError) -> None:
-        if not self._is_broken:
+        if self.state is not JournalState.BROKEN:
             _log.error("cannot write the journal: %s: a controller that ends now cannot be restarted", error)
             self._kill_child()
-            self._has_snapshots = False
             self._switch_to(None)  # frees the space of the segment
+            self.enter(JournalState.BROKEN)
         self._forget_before(ALL)  # events would be missing between its files; each attempt tries to remove them
-        self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
 
     def _forget_before(self, number: int) -> None:
