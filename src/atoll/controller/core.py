@@ -341,7 +341,11 @@ class Controller:
         }
 
     def _subscribe(self) -> None:
-        """Subscribe to the states of islands and the ends of sessions. The order matters."""
+        """Subscribe to the states of islands and the ends of sessions.
+
+        Each order decides the order of messages, so another order needs an attribute of `Decisions`: the journals of
+        earlier versions are replayed with theirs. The comments name what a part relies on.
+        """
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
         lifecycle.subscribe(
@@ -355,19 +359,19 @@ class Controller:
         )
         lifecycle.subscribe(
             IslandFailed,
-            self._island_leaves,
-            self._recovery.island_failed,
-            self._losses.island_failed,
-            self._compilation.recompilations.island_failed,
-            self.published.island_failed,
+            self._island_leaves,  # before gangs are dropped from lines that the island shares
+            self._recovery.island_failed,  # marks the hosts as failed: the others then send them nothing
+            self._losses.island_failed,  # fails launches and arrays, and what impatient sessions wait for
+            self._compilation.recompilations.island_failed,  # ends the waits that have not failed
+            self.published.island_failed,  # finds the versions whose arrays have failed
             self.detached.island_failed,
             self.migrations.abort_on_island,
             self.suspensions.lose_spilled_arrays,
             self.published.files.island_lost,
             self._relays.forget_groups,
-            self.programs.require_plans_again,
-            self._admission.hosts.introduce_remaining_hosts,
-            self._worlds.close_worlds_of,
+            self.programs.require_plans_again,  # for launches that have survived
+            self._admission.hosts.introduce_remaining_hosts,  # also forms groups of relays in place of those forgotten
+            self._worlds.close_worlds_of,  # looks at the gangs that are still in flight
         )
         lifecycle.subscribe(
             IslandRestarted,
@@ -377,14 +381,14 @@ class Controller:
             self.published.copies.island_ready,
             self.published.files.island_ready,
             self._spiller.island_ready,
-            self._operators.island_restarted,
+            self._operators.island_restarted,  # last: it reports that the island is up
         )
         lifecycle.subscribe(
             IslandRemoved,
             self._island_leaves,
             self._worlds.close_worlds_of,
             self._losses.island_removed,
-            self._operators.island_removed,
+            self._operators.island_removed,  # last: for a new island, it enters DRAINED, which notifies the next ones
         )
         lifecycle.subscribe(
             IslandDrained,
@@ -393,7 +397,7 @@ class Controller:
             self._worlds.close_worlds_of,
             self.published.island_drained,
             self.published.files.island_drained,
-            self._operators.drains.island_drained,
+            self._operators.drains.island_drained,  # last: the engine ends the workers
         )
         self._sessions.subscribe(
             self.detached.session_closed,
@@ -404,11 +408,11 @@ class Controller:
             self.launches.session_closed,
             self._tracing.session_closed,
             self._checks.session_closed,
-            self._host_messages.session_closed,
+            self._host_messages.session_closed,  # after the messages about gangs that do not start
             self._queries.session_closed,
             self.programs.session_closed,
             self._compilation.session_closed,
-            self._overruns.session_closed,
+            self._overruns.session_closed,  # looks at the gangs that are still in flight
             self._inboxes.session_closed,
         )
 
