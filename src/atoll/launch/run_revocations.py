@@ -1,8 +1,8 @@
 """Revoke delegated runs, because another session wants one of their islands or an island has failed.
 
-A revocation concerns all committed runs of a session. Their hosts start no more segments by themselves, and report how
-many of each run they have started. When all hosts have answered, each run is limited to the segments that its hosts
-continue to start by themselves, and the rest of its launch is put in line.
+A revocation concerns all committed runs of a session. The hosts of these runs start no more segments by themselves, and
+report how many segments of each run they have started. When all hosts have answered, each run is limited to the
+segments that its hosts continue to start by themselves, and the rest of its launch is put in line.
 
 Pure.
 """

@@ -30,7 +30,7 @@ TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
     # `LargeLaunchSteps.proceed`; `FailingLaunches.fail`; ENDED if the session was closed, which drops the nodes that
     # were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `FailingLaunches.fail`; `LaunchEnds.count_ended_gang` for the last gang; `LaunchQueue.line_up` if there are none
+    # `FailingLaunches.fail`; `LaunchEnds.count_ended_gang` for the last gang; `LaunchQueue.line_up` without gangs
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),
     # `DelegatedRuns._launch_rest`, after a revocation or if the run must not be committed; `FailingLaunches.fail`;
     # `LaunchEnds.count_ended_gang` for the last gang
