@@ -81,7 +81,7 @@ def test_queries_without_a_reply_are_bounded_and_end_with_their_session(monkeypa
     check_dump(play.controller)
     play.close(play.session)
     play.flush()
-    assert list(play.controller._queries.pending()) == []
+    assert list(play.controller.parts()["queries"].pending()) == []
     play.report(0, m.WorkerAnswer(play.session, sent.query, Status(), b""))
 
 

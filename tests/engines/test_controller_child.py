@@ -152,18 +152,18 @@ def test_a_controller_is_started_again_when_files_are_lacking_no_more(tmp_path, 
     assert len(attempts) == STARTS + 6
 
 
-def test_a_cluster_can_end_while_its_controller_cannot_be_started(tmp_path, monkeypatch):
+def test_a_cluster_can_end_while_its_controller_cannot_be_started(tmp_path, monkeypatch, controllers):
     class Process:
         def __init__(self, *_: Any) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(controller_child, "LocalProcess", Process)
 
     async def run() -> None:
         ended: list[str] = []
         options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path), restarts=True)
         child = ControllerChild(options, lambda: None, ended.append)
-        child._ended(-9)
+        child.start()
+        monkeypatch.setattr(controller_child, "LocalProcess", Process)
+        controllers[0].end(-9)
         assert not ended
         await child.end()
         assert ended == ["the cluster ended while its controller could not be restarted"]
@@ -171,13 +171,15 @@ def test_a_cluster_can_end_while_its_controller_cannot_be_started(tmp_path, monk
     asyncio.run(run())
 
 
-def test_the_log_names_the_standby_that_takes_over(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"tls://two:7000\n")
+def test_the_log_names_the_standby_that_takes_over(tmp_path, controllers, caplog):
     replaced: list[str] = []
-    child = ControllerChild(
-        ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path)), lambda: None, print, replaced.append
-    )
-    child._read()
-    child._ended(-9)
+
+    async def run() -> None:
+        options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path))
+        ControllerChild(options, lambda: None, print, replaced.append).start()
+        controllers[0].report(RUNS + FOLLOWED + b"tls://two:7000\n")
+        controllers[0].end(-9)
+
+    asyncio.run(run())
     assert replaced == ["the controller ended: killed by SIGKILL"]
     assert "killed by SIGKILL; the standby at tls://two:7000 takes over" in caplog.text

@@ -8,11 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.controller_options import CANNOT_RESTART, FOLLOWED, READY, RUNS, SUPERSEDED
+from atoll.controller_process.controller_options import (
+    CANNOT_RESTART,
+    FAILED,
+    FOLLOWED,
+    READY,
+    RUNS,
+    SUPERSEDED,
+    ControllerOptions,
+)
 from atoll.engines import spare_engine, supervisor
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_interface import HostEnd, HostStart
@@ -24,6 +33,7 @@ from atoll.errors import ClusterError, Code, IncompatibleJournalError, Status, S
 from atoll.protocol.messages import BecomeEngine, ClusterEnds, Refused
 from atoll.wire.address import parse_address
 from tests.cluster_process import free_port
+from tests.engines.controller_stand_in import ControllerStandIn
 from tests.state_tables import check_table
 
 
@@ -83,10 +93,8 @@ async def _connected(_: Supervisor) -> None:
 
 @pytest.mark.parametrize("status", [SUPERSEDED, -signal.SIGKILL])
 def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+    tmp_path: Path, controllers: list[ControllerStandIn], status: int
 ) -> None:
-    started: list[ControllerChild] = []
-    monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
     options = EngineOptions(ClusterSettings(), str(tmp_path), standby="unix:/the-first", journal=str(tmp_path))
 
     async def main() -> None:
@@ -94,12 +102,11 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
         standby = SuccessorSupervisor(options, stop)
         starting = asyncio.create_task(standby.start())
         await asyncio.sleep(0)
-        (child,) = started
-        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"unix:/the-second\n")
-        child._read()
-        child._ended(status)
+        (controller,) = controllers
+        controller.report(RUNS + FOLLOWED + b"unix:/the-second\n")
+        controller.end(status)
         assert stop.is_set()
-        assert len(started) == 1  # and it is not started again
+        assert len(controllers) == 1  # and it is not started again
         starting.cancel()
 
     asyncio.run(main())
@@ -118,10 +125,13 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
     ],
 )
 def test_a_cluster_that_cannot_continue_says_whether_another_start_could(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, error: type[ClusterError], advice: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    controllers: list[ControllerStandIn],
+    status: int,
+    error: type[ClusterError],
+    advice: str,
 ) -> None:
-    started: list[ControllerChild] = []
-    monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
     monkeypatch.setattr("atoll.engines.controller_child._MAX_FAILURES", 0)
     options = EngineOptions(ClusterSettings(), str(tmp_path), journal=str(tmp_path), continues=True)
 
@@ -129,8 +139,8 @@ def test_a_cluster_that_cannot_continue_says_whether_another_start_could(
         cluster = SuccessorSupervisor(options, asyncio.Event())
         starting = asyncio.create_task(cluster.start())
         await asyncio.sleep(0)
-        (child,) = started
-        child._ended(status)
+        (controller,) = controllers
+        controller.end(status)
         with pytest.raises(ClusterError, match=advice) as caught:
             await starting
         assert type(caught.value) is error
@@ -200,26 +210,54 @@ def test_an_engine_removes_its_workers_unless_another_one_has_its_role(tmp_path:
     asyncio.run(main())
 
 
+class Spares:
+    """The connections of spare engines of this process, which a controller has accepted."""
+
+    def __init__(self) -> None:
+        self._accepted: asyncio.Queue[Callable[[Any], None]] = asyncio.Queue()
+
+    async def dial_as(
+        self, role: str, options: Any, address: Any, identity: Any, retry: Any, on_message: Any, *_: Any
+    ) -> Link:
+        self._accepted.put_nowait(on_message)
+        return Link()
+
+    async def offered(self, controller: ControllerStandIn) -> Callable[[Any], None]:
+        """Have the controller of a spare engine run. Return the handler of messages to that engine."""
+        controller.report(RUNS)
+        return await asyncio.wait_for(self._accepted.get(), 10.0)
+
+
+@pytest.fixture
+def spares(monkeypatch: pytest.MonkeyPatch) -> Spares:
+    made = Spares()
+    monkeypatch.setattr(spare_engine, "dial_as", made.dial_as)
+    return made
+
+
+HAS_ROLE = BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=0.0), ())
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_an_engine_serves_the_controller_that_takes_over_unless_it_leaves_clusters_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+    tmp_path: Path, controllers: list[ControllerStandIn], spares: Spares, leaves: bool
 ) -> None:
     async def main() -> None:
-        settings = ClusterSettings(engine="hosts", grace_seconds=0.0)
-        options = EngineOptions(settings, str(tmp_path), listen="127.0.0.1:7000", journal="/the/journal", leaves=leaves)
         stop = asyncio.Event()
-        supervised = Supervisor(options, HostsEngine(options), stop)
-        supervised.take_over(Link(), ())  # type: ignore[arg-type]
-        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"unix:/the-second\n")
-        supervised._controller._read()
-        supervised._controller._ended(-signal.SIGKILL)
-        assert stop.is_set() == supervised.leaves == leaves
+        successor = continued(tmp_path, stop, leaves=leaves)
+        starting = asyncio.create_task(successor.start())
+        await asyncio.sleep(0)
+        (await spares.offered(controllers[0]))(HAS_ROLE)
+        await starting
+        controllers[0].report(FOLLOWED + b"unix:/the-second\n")
+        controllers[0].end(-signal.SIGKILL)
+        assert stop.is_set() == successor.leaves == leaves
 
     asyncio.run(main())
 
 
 def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: list[ControllerStandIn]
 ) -> None:
     attempts: list[Exception] = [OSError("no file descriptors"), ZeroDivisionError("a bug")]
 
@@ -231,9 +269,12 @@ def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
 
     async def main() -> None:
         standby = SuccessorSupervisor(standby_options(tmp_path), asyncio.Event())
-        standby._spare.offer()
+        starting = asyncio.create_task(standby.start())
+        await asyncio.sleep(0)
+        controllers[0].report(RUNS)
         await asyncio.wait_for(offered.wait(), 10.0)
         await standby.end()
+        starting.cancel()
 
     offered = asyncio.Event()
     monkeypatch.setattr(spare_engine, "dial_as", dial_as)
@@ -241,27 +282,26 @@ def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
     asyncio.run(main())
 
 
-def continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SuccessorSupervisor, list[ControllerChild]]:
-    """The supervisor of a cluster that continues, and its controllers, none of which is a process."""
-    started: list[ControllerChild] = []
-    monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
+def continued(tmp_path: Path, stop: asyncio.Event, leaves: bool = False) -> SuccessorSupervisor:
+    """Return the supervisor of a cluster that continues."""
     settings = ClusterSettings(engine="hosts", wait_seconds=5.0)
-    options = EngineOptions(settings, str(tmp_path), journal="/the/journal", listen="127.0.0.1:7000", continues=True)
-    return SuccessorSupervisor(options, asyncio.Event()), started
+    listen, journal = "127.0.0.1:7000", "/the/journal"
+    options = EngineOptions(settings, str(tmp_path), journal=journal, listen=listen, continues=True, leaves=leaves)
+    return SuccessorSupervisor(options, stop)
 
 
 def test_a_cluster_that_continues_is_up_when_this_process_is_its_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, controllers: list[ControllerStandIn], spares: Spares
 ) -> None:
     async def main() -> None:
-        successor, started = continued(tmp_path, monkeypatch)
+        successor = continued(tmp_path, asyncio.Event())
         starting = asyncio.create_task(successor.start())
         await asyncio.sleep(0)
-        (child,) = started
-        assert child._options.restarts
+        (controller,) = controllers
+        assert msgspec.json.decode(controller.command[-1], type=ControllerOptions).restarts
+        handle = await spares.offered(controller)
         assert not starting.done()
-        successor._spare._link = Link()  # type: ignore[assignment]
-        successor._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=0.0), ()))
+        handle(HAS_ROLE)
         await starting
         await successor.end()
 
@@ -270,14 +310,17 @@ def test_a_cluster_that_continues_is_up_when_this_process_is_its_engine(
 
 @pytest.mark.parametrize("is_asked", [False, True])
 def test_a_spare_engine_with_the_role_knows_if_another_controller_was_asked_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+    tmp_path: Path, controllers: list[ControllerStandIn], spares: Spares, is_asked: bool
 ) -> None:
     async def main() -> None:
-        successor, _ = continued(tmp_path, monkeypatch)
-        successor._spare._link = Link()  # type: ignore[assignment]
-        successor._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=0.0), ()))
+        successor = continued(tmp_path, asyncio.Event())
+        starting = asyncio.create_task(successor.start())
+        await asyncio.sleep(0)
+        handle = await spares.offered(controllers[0])
+        handle(HAS_ROLE)
+        await starting
         if is_asked:
-            successor._spare._handle(ClusterEnds())
+            handle(ClusterEnds())
         assert successor.was_asked == is_asked
         await successor.end()
 
@@ -285,13 +328,13 @@ def test_a_spare_engine_with_the_role_knows_if_another_controller_was_asked_to_e
 
 
 def test_a_cluster_that_cannot_have_a_spare_engine_does_not_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, controllers: list[ControllerStandIn], spares: Spares
 ) -> None:
     async def main() -> None:
-        successor, _ = continued(tmp_path, monkeypatch)
+        successor = continued(tmp_path, asyncio.Event())
         starting = asyncio.create_task(successor.start())
         await asyncio.sleep(0)
-        successor._spare._handle(Refused(Status(Code.FAILED_PRECONDITION, "its engine is 'local'")))
+        (await spares.offered(controllers[0]))(Refused(Status(Code.FAILED_PRECONDITION, "its engine is 'local'")))
         with pytest.raises(ClusterError, match="the journal in /the/journal cannot continue: its engine is 'local'"):
             await starting
         await successor.end()
@@ -300,7 +343,7 @@ def test_a_cluster_that_cannot_have_a_spare_engine_does_not_continue(
 
 
 def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: list[ControllerStandIn], spares: Spares
 ) -> None:
     notices: list[tuple[str, float]] = []
 
@@ -310,9 +353,13 @@ def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine
     async def main() -> None:
         stop = asyncio.Event()
         standby = SuccessorSupervisor(standby_options(tmp_path), stop)
-        standby._spare._link = Link()  # type: ignore[assignment]
-        standby._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=1.0), ()))
-        standby._ended("the controller failed: a bug")
+        starting = asyncio.create_task(standby.start())
+        await asyncio.sleep(0)
+        handle = await spares.offered(controllers[0])
+        handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=1.0), ()))
+        await starting
+        controllers[0].report(FAILED + b"a bug\n")
+        controllers[0].end(CANNOT_RESTART)
         assert stop.is_set()
         assert standby.reason == "the controller failed: a bug"
         await standby.end()

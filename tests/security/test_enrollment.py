@@ -302,9 +302,14 @@ def test_without_tokens_of_its_roles_a_desk_lets_nobody_join() -> None:
 # ---- renewal
 
 
+def with_certificates_for(seconds: float) -> CertificateAuthority:
+    """Return the same authority with certificates that are valid for `seconds`."""
+    return CertificateAuthority.parse(AUTHORITY.with_key, "a test", seconds)
+
+
 def test_a_certificate_is_renewed_before_its_end_also_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
-    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
+    short = with_certificates_for(3.0)
     own = Identity(short.certificate_for(Role.HOST, "first"))
     ends, renewed = own.certificate.ends, threading.Event()
     asked: list[float] = []
@@ -338,7 +343,7 @@ def test_a_certificate_is_renewed_in_time_although_the_clock_was_set_back(monkey
         return AUTHORITY.certificate_for(Role.HOST, "second")
 
     monkeypatch.setattr(enrollment, "time", Clock)
-    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
+    short = with_certificates_for(3.0)
     renewed = threading.Event()
     renewal = Renewal(Identity(short.certificate_for(Role.HOST, "first")), renew)
     Clock.behind = 10 * 3600.0
@@ -348,7 +353,7 @@ def test_a_certificate_is_renewed_in_time_although_the_clock_was_set_back(monkey
 
 def test_a_process_whose_token_was_changed_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
-    expired = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, -1.0)
+    expired = with_certificates_for(-1.0)
     own = Identity(expired.certificate_for(Role.CLIENT, "first"))
     asked: list[float] = []
     done = threading.Event()
@@ -371,7 +376,7 @@ def test_a_dial_with_an_expired_certificate_waits_until_it_is_renewed(
     monkeypatch: pytest.MonkeyPatch, blocks: bool
 ) -> None:
     """After a process was stopped, or its clock was set ahead, it dials before the thread looks at the clock."""
-    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 10.0)
+    short = with_certificates_for(10.0)
     own = Identity(short.certificate_for(Role.HOST, "first"))
     renewal = Renewal(own, lambda: AUTHORITY.certificate_for(Role.HOST, "second"))
     own.certificate = replace(own.certificate, ends=time.time() - 1.0)
@@ -401,7 +406,7 @@ def test_a_dial_with_an_expired_certificate_waits_until_it_is_renewed(
 
 
 def test_a_dial_waits_for_no_renewal_that_has_failed_or_that_nobody_does() -> None:
-    expired = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, -1.0)
+    expired = with_certificates_for(-1.0)
     own = Identity(expired.certificate_for(Role.CLIENT, "first"))
     began = time.monotonic()
     own.await_renewal()
