@@ -152,7 +152,7 @@ class ClientRelay:
             if channel is None:
                 raise BrokenPipeError
             channel.send(0, feed, [content])
-        except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
+        except (AtollError, OSError):
             self._answer(feed, NO_CLIENT)
         finally:
             done()
@@ -203,7 +203,7 @@ class ClientRelay:
         try:
             if channel is not None:
                 channel.send(0, feed, [content], more)
-        except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
+        except (AtollError, OSError):
             pass  # the client has noticed as well
         finally:
             done()

@@ -128,3 +128,15 @@ def test_nothing_is_kept_of_a_session_whose_work_is_done() -> None:
         if thread.name == "test":
             thread.join(SECONDS)
     assert not threads.sessions
+
+
+def test_work_that_finds_no_thread_does_not_count_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = SessionThreads("test", limit=1)
+    with monkeypatch.context() as patched:
+        refuse_threads(patched)
+        with pytest.raises(RuntimeError, match="can't create new thread"):
+            threads.submit(1, lambda: None)
+    assert threads.sessions == set()
+    done = threading.Event()
+    threads.submit(1, done.set)
+    assert done.wait(SECONDS)

@@ -93,8 +93,7 @@ class WriteTable:
     def _send_to_proxy(self, write: int, view: memoryview, proxy: DataChannel) -> None:
         try:
             proxy.send_in_parts(0, write, view)
-        # ValueError: the channel's memory is being closed. RuntimeError: an exit handler can start no writing thread.
-        except (AtollError, OSError, ValueError, RuntimeError):
+        except (AtollError, OSError, RuntimeError):  # RuntimeError: an exit handler can start no writing thread
             proxy.shut_down()  # which ends the session, because hosts await the contents
 
     def written(self, write: int) -> None:
@@ -115,5 +114,5 @@ def _key(devices: Sequence[Any], array: PutArray, tiling: Replicated | Tiled) ->
 def _notify(proxy: DataChannel, write: int) -> None:
     try:
         proxy.send(0, first_call(0), encode(Landed(write)))
-    except (AtollError, OSError, ValueError):
+    except (AtollError, OSError):
         proxy.shut_down()

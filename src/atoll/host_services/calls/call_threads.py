@@ -116,12 +116,13 @@ class SessionThreads:
             return frozenset((*self._running, *self._waiting))
 
     def submit(self, session: int, work: Callable[[], None]) -> None:
+        """Run the work soon. Raise RuntimeError, and do not run it, if no thread can be started."""
         with self._lock:
             if self._running.get(session, 0) >= self._limit:
                 self._waiting.setdefault(session, deque()).append(work)
                 return
+            threading.Thread(target=self._run, args=(session, work), name=self._name, daemon=True).start()
             self._running[session] = self._running.get(session, 0) + 1
-        threading.Thread(target=self._run, args=(session, work), name=self._name, daemon=True).start()
 
     def _run(self, session: int, work: Callable[[], None] | None) -> None:
         while work is not None:

@@ -281,7 +281,7 @@ class Calls:
 def _send(channel: DataChannel, session: int, feed: int, contents: list[Any]) -> None:
     try:
         channel.send(session, feed, contents)
-    except (OSError, ValueError) as error:  # ValueError: the memory of the channel is being closed
+    except OSError as error:
         raise _cancelled(session) from error
     if channel.is_closed:  # `fail` may have run before this call was registered
         raise _cancelled(session)

@@ -103,6 +103,8 @@ class DirectChannels:
             with self._lock:
                 if self._greeted.get(session) is channel:
                     del self._greeted[session]
+                if self._offered.get(session) is channel:
+                    self._offered[session] = None  # nothing is offered again, and the channel can be freed
             self._ended(session, channel)
             channel.close()
 
