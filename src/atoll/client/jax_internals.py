@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -402,6 +403,7 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
     return arrays
 
 
+@lru_cache(maxsize=256)  # since JAX and NumPy need a dozen calls, for each array that is read or written
 def has_numpy_contents(dtype: Any) -> bool:
     """Return whether arrays of the type consist of whole bytes per element, as NumPy's do."""
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and DTYPE_BITS.get(dtype.name, 0) >= 8

@@ -5,6 +5,9 @@ A process that chooses a number takes it from its own range, so no two choose th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import filterfalse
+
 # Handles of a session's arrays.
 CLIENT_HANDLES = range(1 << 60)
 LOOP_HANDLES = range(1 << 60, 1 << 61)  # the controller, for values that loops carry
@@ -16,6 +19,12 @@ PROXY_HANDLES = range(1 << 62, 1 << 63)
 def is_client_handle(handle: int) -> bool:
     """Return whether a client or its proxy may choose this handle."""
     return handle in CLIENT_HANDLES or handle in PROXY_HANDLES
+
+
+def first_of_others(handles: Iterable[int]) -> int | None:
+    """Return the first handle that neither a client nor its proxy may choose, or None. Without a call per handle."""
+    not_of_client = filterfalse(CLIENT_HANDLES.__contains__, handles)
+    return next(filterfalse(PROXY_HANDLES.__contains__, not_of_client), None)
 
 
 # Feeds: bytes that are sent to a host.

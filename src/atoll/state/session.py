@@ -143,9 +143,9 @@ class Launch(msgspec.Struct, StateMachine[LaunchState], eq=False):
 
     def moved_by(self, spec: GangSpec) -> int:
         """Return the bytes that a gang moves: those of the values that it makes, otherwise those that it reads."""
-        made = [self.entries[each.value].nbytes for each in spec.makes]
-        read = (self.entries[each].nbytes for each in spec.handles if each < len(self.arguments))
-        return sum(made) or sum(read)
+        entries, arguments = self.entries, len(self.arguments)
+        made = sum([entries[each.value].nbytes for each in spec.makes])
+        return made or sum([entries[each].nbytes for each in spec.handles if each < arguments])
 
 
 @dataclass(slots=True, eq=False)

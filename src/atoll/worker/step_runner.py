@@ -26,7 +26,6 @@ from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.dtypes import numpy_dtype
-from atoll.transfers.host_memory import aligned
 from atoll.transfers.transfer_engine import nothing_to_release
 from atoll.worker.client_reads import ClientReads
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
@@ -361,11 +360,9 @@ class StepRunner:
                 stop = start + math.prod(array.shape) * numpy_dtype(array.dtype).itemsize
                 if stop > whole.nbytes:
                     raise invalid(f"arrays need more than the {whole.nbytes} bytes of their host buffer")
-                # A copy, because the sender may reuse its memory, and a device uses aligned memory itself.
-                part = aligned(stop - start)
-                part[:] = whole[start:stop]
-                shard = host_data.view(part, array.dtype, array.shape, None)
-                made.append(self._new_buffer(self._backend.put(array, [shard]), array))
+                shard = host_data.view(whole[start:stop], array.dtype, array.shape, None)
+                # It is lent, because the sender may reuse its memory.
+                made.append(self._new_buffer(self._backend.put(array, [shard], are_lent=True), array))
                 start = stop
         finally:
             done()

@@ -38,19 +38,28 @@ def test_an_interval_of_the_user_stays(interval: SwitchInterval) -> None:
     assert sys.getswitchinterval() == pytest.approx(0.3)
 
 
+class StandIn:
+    """An array, whose value this process may have."""
+
+    def __init__(self, value: int | None = None) -> None:
+        self._npy_value = value
+
+
 def test_a_read_sees_the_threads_of_the_process(interval: SwitchInterval) -> None:
     (replacement,) = PATCH.changes
-    read = replacement.wrap(lambda array: array + 1)
+    read = replacement.wrap(lambda array: 2)
     ends = threading.Event()
     threads = [threading.Thread(target=ends.wait) for _ in range(300)]
     for each in threads:
         each.start()
     try:
-        assert read(1) == 2
+        assert read(StandIn(value=1)) == 2
+        assert sys.getswitchinterval() == pytest.approx(USUAL), "a value that is here needs no wait"
+        assert read(StandIn()) == 2
         assert sys.getswitchinterval() >= 0.03
     finally:
         ends.set()
         for each in threads:
             each.join()
-    assert read(2) == 3
+    assert read(StandIn()) == 2
     assert sys.getswitchinterval() == pytest.approx(USUAL)

@@ -15,6 +15,7 @@ from atoll.ir.types import REPLICATED, ArraySpec, Even, Opaque, Sharding, Tiled,
 from atoll.protocol.questions import MAX_CONTENTS, MAX_SHARDS
 from atoll.transfers.dtypes import numpy_dtype
 from tests.ir.machine import cluster, shapes, slices, specs
+from tests.work_counts import instructions_of
 
 DTYPES = ("bool", "int8", "int4", "bfloat16", "float8_e4m3fn", "float32", "complex128")
 PLACEMENT = cluster(1, 2, 3)
@@ -86,3 +87,13 @@ def test_a_host_that_sends_another_number_of_bytes_is_detected() -> None:
     specs = (ArraySpec("int8", (4,), Sharding((0, 1), Tiled((2,), (0, 1)))),)
     with pytest.raises(StatusError, match="INTERNAL: a host sent 3 bytes"):
         assemble(specs, divide(specs, host_of), [b"abc"])
+
+
+def test_an_array_of_a_large_tree_costs_little() -> None:
+    spec = ArraySpec("float32", (4, 2), Sharding((0,), REPLICATED))
+
+    def work(count: int) -> int:
+        return instructions_of(lambda: divide((spec,) * count, host_of))
+
+    work(2)
+    assert (work(110) - work(10)) / 100 <= 150, "instructions"

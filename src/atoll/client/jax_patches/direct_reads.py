@@ -23,14 +23,15 @@ _REQUESTED = "_atoll_contents"  # attribute of an array whose contents were requ
 
 def request_contents(array: Any) -> ArrivingContents | None:
     """Request an array's contents, unless they were requested before. Return None if JAX itself has to read them."""
-    from atoll.client import jax_internals as internals
+    from atoll.client.jax_internals import device_to_host_guard, has_numpy_contents
 
-    if not is_atoll(client_of(array)) or internals.device_to_host_guard() not in (None, "allow"):
+    if not is_atoll(client_of(array)) or device_to_host_guard() not in (None, "allow"):
         return None
     requested: ArrivingContents | None = getattr(array, _REQUESTED, None)
     if requested is not None:
         return requested
-    if array.is_deleted() or not array.nbytes or not internals.has_numpy_contents(array.dtype):
+    nbytes = array.nbytes
+    if array.is_deleted() or not nbytes or not has_numpy_contents(array.dtype):
         return None
     devices = array.sharding._device_assignment
     if _is_on_several_hosts(array):
@@ -38,10 +39,10 @@ def request_contents(array: Any) -> ArrivingContents | None:
     losses = CLIENT_CHANNEL.reads.losses
     if not CLIENT_CHANNEL.receives_from(devices[0].client):
         return None
-    if array.nbytes >= MIN_BYTES:
+    if nbytes >= MIN_BYTES:
         CLIENT_CHANNEL.sends_to(devices[0])  # asks for a direct channel if necessary
     try:
-        requested = CLIENT_CHANNEL.reads.start(array, devices, array.nbytes, losses)
+        requested = CLIENT_CHANNEL.reads.start(array, devices, nbytes, losses)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
     setattr(array, _REQUESTED, requested)
@@ -118,8 +119,8 @@ def _is_on_several_hosts(array: Any) -> bool:
 
 
 def _has_or_requests(array: Any) -> bool:
-    """Return whether this process has the contents of an array of Atoll or, after this call, has requested them."""
-    if array.is_deleted() or not is_atoll(client_of(array)):
+    """Return whether this process has the contents of an array or, after this call, has requested them from Atoll."""
+    if array.is_deleted():
         return False
     return array._npy_value is not None or request_contents(array) is not None
 

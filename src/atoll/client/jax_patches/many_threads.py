@@ -42,7 +42,8 @@ def _with_many_threads(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
     interval = SwitchInterval()
 
     def _value(self: Any) -> Any:
-        interval.adapt(threading.active_count())
+        if self._npy_value is None:  # otherwise nothing waits
+            interval.adapt(threading.active_count())
         return value(self)
 
     return _value

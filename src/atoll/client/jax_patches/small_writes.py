@@ -22,16 +22,16 @@ _MAX_HANDLERS = 512
 
 def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
     """Return an array with a shard of `xs` on each device, or None if JAX itself has to make it."""
-    from atoll.client import jax_internals as internals
+    from atoll.client.jax_internals import has_numpy_contents, host_to_device_guard
 
     x = xs[0]
     if not isinstance(x, np.ndarray | np.generic) or x.nbytes > SLOT_BYTES:
         return None
-    if not is_atoll(devices[0].client) or internals.host_to_device_guard() not in (None, "allow"):
+    if not is_atoll(devices[0].client) or host_to_device_guard() not in (None, "allow"):
         return None
     if sharding.memory_kind not in (None, devices[0].default_memory().kind):
         return None
-    if not internals.has_numpy_contents(aval.dtype) or not CLIENT_CHANNEL.has_slots(devices[0].client):
+    if not has_numpy_contents(aval.dtype) or not CLIENT_CHANNEL.has_slots(devices[0].client):
         return None
     whole = whole_array(aval, sharding, xs, devices, SLOT_BYTES)
     if whole is None:

@@ -43,14 +43,14 @@ def _together(one_by_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def is_readable(leaf: Any) -> bool:
     """Return whether the leaf is a small array whose value must be read from devices, as bytes in row-major order."""
-    from atoll.client import jax_internals as internals
+    from atoll.client.jax_internals import Array, has_numpy_contents
 
     return (
-        isinstance(leaf, internals.Array)
+        isinstance(leaf, Array)
         and leaf._npy_value is None
         and not leaf.is_deleted()
         and leaf.nbytes <= MAX_BYTES
-        and internals.has_numpy_contents(leaf.dtype)
+        and has_numpy_contents(leaf.dtype)
         and (leaf.is_fully_replicated or _is_divided(leaf))
     )
 
@@ -72,12 +72,12 @@ def batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     batch: list[Any] = []
     size = shards = 0
     for array in arrays:
-        count = _shards(array)
-        if len(batch) == MAX_ARRAYS or size + array.nbytes > MAX_CONTENTS or shards + count > MAX_SHARDS:
+        count, nbytes = _shards(array), array.nbytes
+        if len(batch) == MAX_ARRAYS or size + nbytes > MAX_CONTENTS or shards + count > MAX_SHARDS:
             yield batch
             batch, size, shards = [], 0, 0
         batch.append(array)
-        size += array.nbytes
+        size += nbytes
         shards += count
     yield batch
 
@@ -116,10 +116,10 @@ def values_of(devices: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
     values = []
     start = 0
     for array in arrays:
-        stop = start + array.nbytes
-        value = np.frombuffer(contents[start:stop], array.dtype, math.prod(array.shape))
-        values.append(value.reshape(array.shape))
-        start = stop
+        shape, dtype = array.shape, array.dtype
+        value = np.frombuffer(contents, dtype, math.prod(shape), start)
+        values.append(value.reshape(shape))
+        start += value.nbytes
     return values
 
 

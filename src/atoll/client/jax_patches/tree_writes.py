@@ -16,6 +16,7 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.protocol.questions import MAX_ARRAYS, MAX_CONTENTS
 from atoll.protocol.submission import PutArray, Putting, encode
+from atoll.transfers.dtypes import dtype_name
 
 MAX_BYTES = 1 << 14  # of an array that is made together with others
 MIN_ARRAYS = 4  # the request is answered twice before the first array can be used
@@ -56,18 +57,16 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
 
 def _device(x: Any, sharding: Any) -> Any:
     """Return the device of Atoll on which the array can be made together with others, or None."""
-    from atoll.client import jax_internals as internals
+    from atoll.client.jax_internals import devices_of, has_numpy_contents, is_canonical
 
     if not isinstance(x, np.ndarray | np.generic) or x.nbytes > MAX_BYTES:
         return None
-    devices = internals.devices_of(sharding)
+    devices = devices_of(sharding)
     if devices is None or len(devices) != 1 or not is_atoll(devices[0].client):
         return None
     if sharding.memory_kind not in (None, devices[0].default_memory().kind):
         return None
-    if not internals.has_numpy_contents(x.dtype):
-        return None
-    return devices[0] if internals.abstractify(x).dtype == x.dtype else None
+    return devices[0] if has_numpy_contents(x.dtype) and is_canonical(x.dtype) else None
 
 
 def _batches(xs: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
@@ -87,7 +86,7 @@ def _make(device: Any, arrays: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Return arrays with these contents and shardings, or nothing if the server refuses."""
     from atoll.client import jax_internals as internals
 
-    types = tuple(PutArray(x.dtype.name, x.shape) for x, _ in arrays)
+    types = tuple(PutArray(dtype_name(x.dtype), x.shape) for x, _ in arrays)
     putting = Putting(device.id, types, b"".join(np.asarray(x).tobytes() for x, _ in arrays))
     handlers = [internals.result_handler(internals.abstractify(x), sharding, True) for x, sharding in arrays]
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.errors import MAX_TEXT, Code, Status, StatusError
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import CLIENT_HANDLES, is_client_handle
+from atoll.protocol.number_ranges import first_of_others
 
 # Bound of the numbers that clients choose for programs, functions, waits and the like. Negative ones are internal.
 MAX_NUMBER = 1 << 62
@@ -79,12 +79,9 @@ def check_handles(message: Any, field: str) -> None:
     if not handles:
         return
     check_count(message, field, m.MAX_HANDLES)
-    # The usual case: all handles are small.
-    if min(handles) >= 0 and max(handles) < CLIENT_HANDLES.stop:
-        return
-    for handle in handles:
-        if not is_client_handle(handle):
-            raise violation(message, field, handle, "a handle that a client may use")
+    other = first_of_others(handles)
+    if other is not None:
+        raise violation(message, field, other, "a handle that a client may use")
 
 
 def check_new_handles(message: Any, field: str, taken: Collection[int]) -> None:

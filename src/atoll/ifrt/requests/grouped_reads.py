@@ -54,6 +54,7 @@ def divide(specs: Sequence[ArraySpec], host_of: Callable[[int], int]) -> tuple[H
       host_of: returns the host of a device.
     """
     found: dict[int, list[tuple[int, int, Part, int]]] = {}
+    by_device: dict[int, list[tuple[int, int, Part, int]]] = {}  # the list of the device's host
     count = total = 0
     for number, spec in enumerate(specs):
         itemsize, devices = numpy_dtype(spec.dtype).itemsize, spec.sharding.devices
@@ -66,7 +67,10 @@ def divide(specs: Sequence[ArraySpec], host_of: Callable[[int], int]) -> tuple[H
             )
         for part, elements in parts:
             device = devices[part.position]
-            found.setdefault(host_of(device), []).append((number, device, part, elements * itemsize))
+            of_host = by_device.get(device)
+            if of_host is None:
+                of_host = by_device[device] = found.setdefault(host_of(device), [])
+            of_host.append((number, device, part, elements * itemsize))
     if total > MAX_CONTENTS:
         raise StatusError(
             Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MAX_CONTENTS} bytes"
@@ -111,6 +115,7 @@ def assemble(specs: Sequence[ArraySpec], reads: Sequence[HostRead], contents: Se
     return bytes(whole)
 
 
+@lru_cache(maxsize=1024)
 def _whole(shape: Shape) -> tuple[tuple[Part, int], ...]:
     return (_part(0, tuple([(0, size) for size in shape])),)
 
