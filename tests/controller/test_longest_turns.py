@@ -40,6 +40,16 @@ def longest(play: Play, *events: e.AnyEvent) -> int:
     return max(most)
 
 
+def test_a_flush_without_work_costs_little() -> None:
+    play = Play("1x1x1")
+
+    def flush() -> int:
+        return instructions_of(lambda: play.controller.handle(e.Flush(play.now)))
+
+    flush()
+    assert flush() <= 375, "it is on the path of every message of a client that waits"
+
+
 def does_not_grow(work: Callable[[int], int], count: int, slack: float = 1.2) -> None:
     """Check that the longest turn with twice as many items is about the same."""
     few, many = work(count), work(2 * count)

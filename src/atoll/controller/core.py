@@ -166,6 +166,13 @@ class Controller:
         self.watchdog = Watchdog(state, self.launches, self._compilation, self._queries, self.published.names)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon, self._requests.end)
         self._backlog = self._work_in_steps()
+        # Of sessions that wait for an event of any kind, so that each flush looks whether it has occurred.
+        self._waiting = (
+            self.detached.until,
+            self._admission.name_waits,
+            self.suspensions.by_session,
+            self.migrations.under_way,
+        )
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
             e.Received: self._admission.received,
@@ -571,10 +578,11 @@ class Controller:
             self._inboxes.proceed(event.steps)
         self._inboxes.turn_ended()
         self.published.proceed()
-        self.detached.proceed(self._inboxes.waiting)
-        self._admission.open_named_sessions()
-        self.suspensions.proceed()
-        self.migrations.proceed()
+        if any(self._waiting):
+            self.detached.proceed(self._inboxes.waiting)
+            self._admission.open_named_sessions()
+            self.suspensions.proceed()
+            self.migrations.proceed()
         launches.queue.release_delayed()
         launches.gang_starts.start_ready()
         if launches.reservations.waits.waiting:

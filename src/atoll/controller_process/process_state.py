@@ -119,11 +119,14 @@ class ContinuedClock:
 
     def now(self) -> float:
         read = self._monotonic()
-        pause, self._read = read - self._read, read
-        if pause > _MAX_PAUSE:
-            self._offset -= pause - PING_SECONDS
-            self.skipped += pause - PING_SECONDS
+        if read - self._read > _MAX_PAUSE:
+            self._skip(read - self._read - PING_SECONDS)
+        self._read = read
         return read + self._offset
+
+    def _skip(self, seconds: float) -> None:
+        self._offset -= seconds
+        self.skipped += seconds
 
     def reading(self) -> tuple[float, e.ClockReading]:
         """Return the time of this clock, and those of the machine's clocks at the same time."""

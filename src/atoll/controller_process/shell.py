@@ -559,12 +559,14 @@ class ControllerShell(StateMachine[ShellState]):
         ):
             self._drop_unfenced(action.connection, connection)
             return
-        if message is not self._encoded[0]:  # many hosts in sequence get the same message
-            self._encoded = message, encode(message)
+        encoded, frame = self._encoded
+        if message is not encoded:  # many hosts in sequence get the same message
+            frame = encode(message)
+            self._encoded = message, frame
         if action.in_pieces:
-            connection.send_in_pieces(self._encoded[1])
+            connection.send_in_pieces(frame)
         else:
-            connection.send_encoded(self._encoded[1])
+            connection.send_encoded(frame)
 
     def _drop_unfenced(self, number: int, connection: Connection) -> None:
         """End the connection of an agent or a command, which cannot be fenced. It also tries other controllers."""

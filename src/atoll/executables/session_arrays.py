@@ -98,13 +98,12 @@ class Arrays:
 
     def get_all(self, handles: Sequence[int]) -> list[ArrayRecord]:
         """Return several records. Raises as `get` does. Without a call per array, since requests have many."""
-        records = self.records
-        found = [
-            record
-            for handle in handles
-            if (record := records.get(handle)) is not None and record.error is None and record.deferred is None
-        ]
-        return found if len(found) == len(handles) else [self.get(handle) for handle in handles]
+        found: list[ArrayRecord] = []
+        for record in map(self.records.get, handles):
+            if record is None or record.error is not None or record.deferred is not None:
+                return [self.get(handle) for handle in handles]
+            found.append(record)
+        return found
 
     def spec(self, handle: int) -> ArraySpec:
         spec = self.get(handle).spec

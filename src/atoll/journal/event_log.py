@@ -103,7 +103,10 @@ class EventLog:
         events.extend(new)
         self._count += len(new)
         nbytes = self._bytes + sum(map(len, new))
-        while nbytes > MAX_BYTES or len(events) > MAX_EVENTS:
+        excess = len(events) - MAX_EVENTS
+        if excess > 0:
+            nbytes -= sum([len(events.popleft()) for _ in range(excess)])
+        while nbytes > MAX_BYTES:
             nbytes -= len(events.popleft())
         self._bytes = nbytes
         if self._replaced:

@@ -219,7 +219,7 @@ class SharedLines(Generic[Payload]):
         self._of = of
         self._started = started
         # By the identity of the places of joint gangs, which must stay alive: hashing them takes longer than all else.
-        self._spans: dict[int, tuple[tuple[tuple[int, ...], ...], Span[Payload]]] = {}
+        self._spans: dict[int, tuple[tuple[tuple[int, ...], ...], Span[Payload], Sequence[IslandLines[Payload]]]] = {}
 
     def all(self) -> list[IslandLines[Payload]]:
         """Return all lines, without repetitions."""
@@ -233,6 +233,11 @@ class SharedLines(Generic[Payload]):
         """Return the lines of a joint gang that has joined them."""
         known = self._spans.get(id(gang.places))
         return self._find(gang) if known is None else known[1]
+
+    def lines_of(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
+        """Return the lines of `span`, without their places."""
+        known = self._spans.get(id(gang.places))
+        return [lines for lines, _ in self._find(gang)] if known is None else known[2]
 
     def join(self, gang: Gang[Payload], touched: set[int]) -> Span[Payload]:
         """Return the lines of a joint gang that is about to join them.
@@ -258,7 +263,7 @@ class SharedLines(Generic[Payload]):
         span = [(each, where[each.record.number]) for each in lines.values()]
         if len(self._spans) >= _MAX_KNOWN:
             self._spans.clear()
-        self._spans[id(gang.places)] = gang.places, span
+        self._spans[id(gang.places)] = gang.places, span, [each for each, _ in span]
         return span
 
     def _divide_for(self, gang: Gang[Payload], touched: set[int]) -> None:

@@ -391,7 +391,7 @@ class Scheduler(QueuedWork[Payload]):
 
     def _lines_on(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
         """Return the lines of the islands of a gang that has joined them."""
-        return [lines for lines, _ in self._lines.span(gang)] if gang.islands else (self._islands[gang.island],)
+        return self._lines.lines_of(gang) if gang.islands else (self._islands[gang.island],)
 
     def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Have a node in line wait."""
@@ -461,7 +461,7 @@ class Scheduler(QueuedWork[Payload]):
         self._leave_lines(node)
 
     def _commit_joint(self, gang: Gang[Payload]) -> None:
-        for lines, _ in self._lines.span(gang):
+        for lines in self._lines.lines_of(gang):
             lines.committed.append(gang)
             lines.policy.discard(gang.node)
             lines.policy.commit(gang)

@@ -328,8 +328,8 @@ class Directory:
             entry = entries.get(handle)
             if entry is None:
                 continue
-            entry.uses -= 1
-            if entry.uses > 0:
+            uses = entry.uses = entry.uses - 1
+            if uses > 0:
                 continue
             if entry.handle is deleted:
                 to_delete[handle] = entry

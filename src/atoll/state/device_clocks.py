@@ -126,43 +126,45 @@ class DeviceClocks:
           times: for each host, the gang's dispatch and its end.
           computes: whether the gang computes. If not, it is a transfer.
         """
-        clocks, found, longest = self._hosts, 0, 0
         if len(hosts) == 1:  # most gangs
-            ends: Iterable[tuple[int, ...]] = (hosts + times,)
-        else:
-            at_once = self._ended_at_once(hosts, devices, times) if computes else None
-            if at_once is not None:
-                return at_once
-            ends = zip(hosts, times[::2], times[1::2], strict=True)
-        for number, started, ended in ends:
-            its, known = devices[number], clocks.devices.get(number)
-            if its != known:  # rare: most gangs have the devices of the gang before
-                self._use(number, its)
-            if not computes:
-                took = self._moved(number, its, started, ended)
-                longest = max(longest, took)
-                found += took * len(its)
-                continue
-            hidden = 0
-            if clocks.moving and number in clocks.moving:
-                started, hidden = self._beside(number, its, started, ended)
-            end, last = clocks.end[number], clocks.last[number]
-            if end == last:  # nearly always
-                if ended > end:
-                    clocks.end[number] = clocks.last[number] = ended
-                    took = ended - (started if started > end else end) - hidden
-                    if took > 0:
-                        found += took * len(its)
-                        if took > longest:
-                            longest = took
-                continue
-            if ended > last:
-                longest = max(longest, ended - max(started, last) - hidden)
-                clocks.last[number] = ended
-            if ended > end:
-                found += max(0, ended - max(started, end) - hidden) * len(its)
-                clocks.end[number] = ended
+            return self._ended_on(hosts[0], devices[hosts[0]], times[0], times[1], computes)
+        at_once = self._ended_at_once(hosts, devices, times) if computes else None
+        if at_once is not None:
+            return at_once
+        found = longest = 0
+        for host, started, ended in zip(hosts, times[::2], times[1::2], strict=True):
+            busy, took = self._ended_on(host, devices[host], started, ended, computes)
+            found += busy
+            longest = max(longest, took)
         return found, longest
+
+    def _ended_on(
+        self, host: int, devices: tuple[int, ...], started: int, ended: int, computes: bool
+    ) -> tuple[int, int]:
+        """Note that a gang has ended on these devices of a host. Return what `ended` returns."""
+        clocks, hidden = self._hosts, 0
+        if devices != clocks.devices.get(host):  # rare: most gangs have the devices of the gang before
+            self._use(host, devices)
+        if not computes:
+            took = self._moved(host, devices, started, ended)
+            return took * len(devices), took
+        if clocks.moving and host in clocks.moving:
+            started, hidden = self._beside(host, devices, started, ended)
+        end, last = clocks.end[host], clocks.last[host]
+        if end == last:  # nearly always
+            if ended <= end:
+                return 0, 0
+            clocks.end[host] = clocks.last[host] = ended
+            took = ended - (started if started > end else end) - hidden
+            return (took * len(devices), took) if took > 0 else (0, 0)
+        busy = longest = 0
+        if ended > last:
+            longest = max(0, ended - max(started, last) - hidden)
+            clocks.last[host] = ended
+        if ended > end:
+            busy = max(0, ended - max(started, end) - hidden) * len(devices)
+            clocks.end[host] = ended
+        return busy, longest
 
     def _ended_at_once(
         self, hosts: tuple[int, ...], devices: Mapping[int, tuple[int, ...]], times: tuple[int, ...]

@@ -132,18 +132,18 @@ class FrameDecoder:
         position, end = 0, len(data)
         decode, unpack = self._decode, _LENGTH.unpack_from
         try:
-            while end - position >= HEADER_BYTES:
+            while (start := position + HEADER_BYTES) <= end:
                 (length,) = unpack(data, position)
                 kind = 0
                 if length > self.limit:
-                    kind, length = self._special(length, data[position + HEADER_BYTES : end])
-                stop = position + HEADER_BYTES + length
+                    kind, length = self._special(length, data[start:end])
+                stop = start + length
                 if stop > end:
                     break
                 try:
                     if not kind:
-                        message = decode(data[position + HEADER_BYTES : stop])
-                    elif (whole := self._take(kind, data[position + HEADER_BYTES : stop])) is not None:
+                        message = decode(data[start:stop])
+                    elif (whole := self._take(kind, data[start:stop])) is not None:
                         message = decode(whole)
                     else:
                         position = stop

@@ -106,9 +106,10 @@ def runs_on_own_thread(step: p.Execute, unit: DispatchUnit, function: LoadedFunc
     Only a run that is the only step of its plan has one, and only if it donates nothing, because only the executor's
     thread may donate an array (`worker/completions.py`).
     """
+    if not unit.callbacks or not function.waits_inside or step.donated:
+        return False
     segments = unit.plan_run.plan.segments
-    alone = len(segments) == 1 and len(segments[0].steps) == 1
-    return bool(unit.callbacks) and function.waits_inside and alone and not step.donated
+    return len(segments) == 1 and len(segments[0].steps) == 1
 
 
 class ClientRunThreads:

@@ -118,8 +118,7 @@ class StepRunner:
         inputs = map(values.__getitem__, step.inputs)
         if function.loaded.is_joint and self.joint_runs.awaits(world, function.ordinals, inputs, wake):
             return False
-        away = self._away(step.inputs, values, world)
-        if not away or worlds is None:
+        if worlds is None or not worlds.have_been_joined or not (away := self._away(step.inputs, values, world)):
             return True
         if not world and function.is_apart and self._followers.follow(step.function, worlds.world_of(away[0].array)):
             return self._try_prepare_call(step, values, wake)
