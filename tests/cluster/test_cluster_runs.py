@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from atoll.cluster import cluster_runs
 from atoll.cluster.cluster_runs import (
     KEPT_RUNS,
     ClusterRun,
@@ -36,7 +38,7 @@ def run_at(directory: Path, standby: str = "") -> ClusterRun:
 def test_the_log_of_a_run_outlives_the_directory_of_its_cluster(state: Path, tmp_path: Path):
     own = tmp_path / "own"
     own.mkdir()
-    file, run = open_log("one", own)
+    file, run = open_log(RunRecord("one"), own)
     assert run is not None
     with file:
         file.write(b"a line\n")
@@ -48,7 +50,7 @@ def test_the_log_of_a_run_outlives_the_directory_of_its_cluster(state: Path, tmp
 
 def test_without_a_state_directory_the_log_is_in_the_directory_of_the_cluster(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("ATOLL_STATE_DIR", "off")
-    file, run = open_log("one", tmp_path)
+    file, run = open_log(RunRecord("one"), tmp_path)
     file.close()
     assert run is None
     assert not (tmp_path / "log").is_symlink()
@@ -58,7 +60,7 @@ def test_without_a_state_directory_the_log_is_in_the_directory_of_the_cluster(tm
 def test_the_oldest_runs_are_removed(state: Path):
     for number in range(KEPT_RUNS + 2):
         run_at(state / "logs" / "one" / f"2020010{number}-000000-1")
-    latest = new_run("one")
+    latest = new_run(RunRecord("one"))
     kept = runs_of("one")
     assert latest is not None
     assert (len(kept), kept[0].directory) == (KEPT_RUNS, latest.directory)
@@ -67,7 +69,7 @@ def test_the_oldest_runs_are_removed(state: Path):
 def test_a_later_run_is_the_latest_also_if_the_clock_was_set_back(state: Path):
     for day in range(KEPT_RUNS):
         run_at(state / "logs" / "one" / f"2999020{day + 1}-235959-99999")
-    first, second = new_run("one"), new_run("one")
+    first, second = new_run(RunRecord("one")), new_run(RunRecord("one"))
     assert first is not None
     assert second is not None
     assert [run.directory for run in runs_of("one")[:2]] == [second.directory, first.directory]
@@ -79,7 +81,7 @@ def test_runs_of_standbys_displace_only_runs_of_standbys(state: Path):
     cluster = run_at(state / "logs" / "one" / "20200101-000000-1")
     for number in range(KEPT_RUNS):
         run_at(state / "logs" / "one" / f"2020020{number}-000000-1", "tls://two:7000")
-    new_run("one", is_standby=True)
+    new_run(RunRecord("one", standby="tls://two:7000"))
     kept = runs_of("one")
     assert len(kept) == KEPT_RUNS + 1
     assert kept[-1].directory == cluster.directory
@@ -90,7 +92,7 @@ def test_a_run_whose_record_cannot_be_read_is_not_removed(state: Path):
     unreadable = runs[0].record_file
     unreadable.unlink()
     unreadable.symlink_to(unreadable)
-    assert new_run("one") is not None
+    assert new_run(RunRecord("one")) is not None
     assert runs_of("one")[-1].directory == runs[0].directory
     with pytest.raises(ClusterError, match=r"cannot read .*run\.json"):
         _ = runs[0].record
@@ -103,8 +105,20 @@ def test_runs_that_cannot_be_listed_are_not_reported_as_none(state: Path, caplog
     directory.symlink_to(directory)
     with pytest.raises(ClusterError, match="cannot list the runs"):
         runs_of("one")
-    assert new_run("one") is None
+    assert new_run(RunRecord("one")) is None
     assert "the log of one ends with it, because it cannot be kept: cannot list the runs" in caplog.text
+
+
+def test_on_a_full_disk_a_run_has_no_record_and_leaves_nothing(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cluster_runs, "write_atomically", full)
+    assert new_run(RunRecord("one")) is None
+    assert "the log of one ends with it, because it cannot be kept: [Errno 28] No space left" in caplog.text
+    assert runs_of("one") == []
 
 
 def test_the_first_end_that_is_recorded_stays(tmp_path: Path):

@@ -10,7 +10,16 @@ import pytest
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord
 from atoll.errors import ClusterError
-from atoll.operate.cluster_logs import chosen_name, lines_of, records_of, run_of, runs_report, runs_text
+from atoll.operate.cluster_logs import (
+    chosen_name,
+    lines_of,
+    records_of,
+    run_of,
+    run_that_is_not_kept,
+    runs_report,
+    runs_text,
+)
+from atoll.operate.cluster_registry import ClusterRecord
 
 LOG = """\
 2026-01-01 10:00:00,000 atoll engine[1] INFO atoll.engines: starts
@@ -121,3 +130,17 @@ def test_without_any_log_there_is_no_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert chosen_name([]) == ""
     with pytest.raises(ClusterError, match="no log of a cluster default on this machine; there are logs of no cluster"):
         run_of(chosen_name([]))
+
+
+def test_the_log_of_a_cluster_that_cannot_keep_it_is_shown_while_it_runs(run: ClusterRun, tmp_path: Path) -> None:
+    def record(name: str, kept: str = "") -> ClusterRecord:
+        return ClusterRecord(name, "unix:/a", "1x1x2", "null", str(tmp_path / name), pid=1, began=1, run=kept)
+
+    running = [record("lab"), record("kept", "a directory"), record("foreground")]
+    for name in ("lab", "kept"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log").write_text("it starts\n")
+    found = run_that_is_not_kept("lab", running)
+    assert found is not None
+    assert list(lines_of(found)) == ["it starts"]
+    assert [run_that_is_not_kept(name, running) for name in ("kept", "foreground", "other")] == [None, None, None]

@@ -75,9 +75,8 @@ def test_the_end_of_a_cluster_names_the_standby_that_may_have_taken_over(
     monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
     journal = tmp_path / "journal"
     journal.mkdir()
-    run = new_run("lab")
+    run = new_run(RunRecord("lab", started=1.0, journal=str(journal)))
     assert run is not None
-    run.begin(RunRecord("lab", started=1.0, journal=str(journal)))
     run.end("its engine was killed")
     with pytest.raises(ClusterError) as raised:
         find(name="lab")

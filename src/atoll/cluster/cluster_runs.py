@@ -132,41 +132,47 @@ class ClusterRun:
         return f"{record.kind} {record.name} ended at {when} ({ago} ago): {record.reason}; log: {self.log}"
 
 
-def open_log(name: str, directory: Path, *, is_standby: bool = False) -> tuple[BinaryIO, ClusterRun | None]:
-    """Open the log of a new run of the cluster or standby with this name, and return it with the run.
+def open_log(record: RunRecord, directory: Path) -> tuple[BinaryIO, ClusterRun | None]:
+    """Open the log of a new run of a cluster or standby, and return it with the run, which has the record.
 
     The cluster's own `directory`, which is removed at its end, gets a link `log`; or the log itself if there is no run.
     """
-    run = new_run(name, is_standby=is_standby)
+    run = new_run(record)
     if run is not None:
         (directory / _LOG).symlink_to(run.log)
     return open(directory / _LOG, "a+b"), run
 
 
-def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
-    """Return a new run of the cluster or standby with this name, and remove the oldest runs of the same kind.
+def new_run(record: RunRecord) -> ClusterRun | None:
+    """Return a new run of a cluster or standby with this record, and remove its oldest runs of the same kind.
 
     Return None if this user keeps no state (see `directories.logs_directory`), or, after a warning, if the directory
-    cannot be written.
+    cannot be written, for example because the disk is full.
     """
+    name = record.name
     base = logs_directory()
     if base is None:
         return None
     try:
         known = runs_of(name)
-        directory = base / name / f"{_stamp_after(known)}-{os.getpid()}"
-        directory.mkdir(mode=0o700, parents=True)
+        latest = ClusterRun(base / name / f"{_stamp_after(known)}-{os.getpid()}")
+        latest.directory.mkdir(mode=0o700, parents=True)
+        try:
+            latest.begin(record)
+        except OSError:
+            shutil.rmtree(latest.directory, ignore_errors=True)
+            raise
     except (OSError, ClusterError) as error:
         _log.warning("the log of %s ends with it, because it cannot be kept: %s", name, error)
         return None
     earlier = []
     for run in known:
         with contextlib.suppress(ClusterError):  # such a run stays
-            if run.is_standby == is_standby:
+            if run.is_standby == bool(record.standby):
                 earlier.append(run)
     for run in earlier[KEPT_RUNS - 1 :]:
         shutil.rmtree(run.directory, ignore_errors=True)
-    return ClusterRun(directory)
+    return latest
 
 
 def _stamp_after(known: Sequence[ClusterRun]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from atoll.cluster.cluster_runs import ClusterRun, RunRecord, names_of_runs, run
 from atoll.cluster.printable import printable_text
 from atoll.cluster.processes.process_logging import LogLine, parse_line
 from atoll.errors import ClusterError
-from atoll.operate.cluster_registry import DEFAULT_NAME
+from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord
 from atoll.quantities import counted
 
 
@@ -28,6 +29,15 @@ def chosen_name(running: Sequence[str]) -> str:
         raise ClusterError(f"several clusters are up: choose one with --name ({', '.join(running)})")
     latest = {name: runs[0].directory.name for name in names_of_runs() if (runs := runs_of(name))}
     return running[0] if running else max(latest, key=lambda name: latest[name], default="")
+
+
+def run_that_is_not_kept(name: str, running: Sequence[ClusterRecord]) -> ClusterRun | None:
+    """Return the present run of this cluster if its log ends with it; None if the log is kept, or is not in a file."""
+    for each in running:
+        present = ClusterRun(Path(each.directory))
+        if each.name == name and not each.run and present.log.exists():
+            return present
+    return None
 
 
 def run_of(name: str, back: int = 0) -> ClusterRun:

@@ -124,10 +124,6 @@ class StandingCluster:
 
         Return the directory of the run, or "" if its log is not kept.
         """
-        # Held open, because the directory no longer exists when the log of a failed start is read.
-        self._log, run = open_log(options.name, self._directory, is_standby=bool(options.standby))
-        if run is None:
-            return ""
         record = RunRecord(
             options.name,
             str(address),
@@ -136,8 +132,9 @@ class StandingCluster:
             journal=_absolute(options.journal),
             standby=options.standby,
         )
-        run.begin(record)
-        return str(run.directory)
+        # Held open, because the directory no longer exists when the log of a failed start is read.
+        self._log, run = open_log(record, self._directory)
+        return "" if run is None else str(run.directory)
 
     def _engine_options(self, options: StandingOptions, address: Address, run_directory: str) -> EngineOptions:
         return EngineOptions(

@@ -172,9 +172,8 @@ class EngineActor:
             kept = kept_environment(Path(given.authority), token) if given.authority else {}
             directory = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
-            log, run = open_log(given.name, directory)
-            if run is not None:
-                run.begin(RunRecord(given.name, str(address), settings.islands, started=time.time()))
+            record = RunRecord(given.name, str(address), settings.islands, started=time.time())
+            log, run = open_log(record, directory)
             with log:
                 process = EngineProcess(
                     EngineOptions(

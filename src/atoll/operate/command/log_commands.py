@@ -42,12 +42,21 @@ def logs(
     """
     if process and process not in _KINDS:
         raise typer.BadParameter(f"--process {process!r}: expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
-    from atoll.operate.cluster_logs import chosen_name, lines_of, records_of, run_of, runs_report, runs_text
+    from atoll.operate.cluster_logs import (
+        chosen_name,
+        lines_of,
+        records_of,
+        run_of,
+        run_that_is_not_kept,
+        runs_report,
+        runs_text,
+    )
     from atoll.operate.cluster_registry import ClusterRegistry
 
-    running = [each.name for each in ClusterRegistry().all()]  # also records the ends of clusters that were killed
-    name = name or chosen_name(running)
-    found = run_of(name, run)
+    running = ClusterRegistry().all()  # also records the ends of clusters that were killed
+    name = name or chosen_name([each.name for each in running])
+    present = None if run or runs else run_that_is_not_kept(name, running)
+    found = present or run_of(name, run)
     if runs:
         for each in map(json.dumps, runs_report(name)) if as_json else runs_text(name):
             print(each)
