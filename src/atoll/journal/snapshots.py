@@ -43,8 +43,10 @@ def start_snapshot(state: Callable[[], bytes], write: Callable[[bytes], None]) -
         write(state())
         status = 0
     except BaseException as error:
-        status = getattr(error, "errno", None) or _FAILED
-        os.write(2, f"atoll: a snapshot failed: {traceback.format_exc()}".encode())
+        text = traceback.format_exc()
+        if isinstance(error, OSError) and error.errno:  # such as a full disk, which is no bug
+            status, text = error.errno, f"{error}\n"
+        os.write(2, f"atoll: a snapshot failed: {text}".encode())
     finally:
         os._exit(status)
 
