@@ -69,3 +69,30 @@ def test_memory_that_is_taken_at_once_is_counted_as_if_it_was_taken_one_by_one()
         states.append((found, counts, account.nbytes, usage))
     assert states[0] == states[1]
     assert states[0][1][0][1] == {(0, 0): 48, (0, 1): 120}
+
+
+def test_memory_that_is_released_at_once_is_counted_as_if_it_was_released_one_by_one() -> None:
+    requirements = [*[(((0, 0), 8), ((0, 1), 24))] * 3, (((0, 0), 8),), *[(((0, 0), 8), ((0, 1), 24))] * 2]
+    states = []
+    for at_once in (False, True):
+        ledger, owners, meter = MemoryLedger(), (MemoryLedger(), MemoryLedger()), Meter()
+        accounts = Account(meter), Account(meter)
+        ledger.declare((0, 1), 130)
+        blocks = [
+            ledger.take(each, owners[i % 2], accounts[i // 2 % 2], users=1 + i % 2)
+            for i, each in enumerate(2 * requirements)
+        ]
+        meter.now = 0.1
+        for some in (blocks, blocks[1::2]):  # others use every second block
+            if at_once:
+                ledger.release_each(some)
+            else:
+                for block in some:
+                    ledger.release([block])
+            used = [(each.total, each.used, each.peak) for each in (ledger, *owners)]
+            states.append((at_once, used, [each.take(0.3) for each in accounts]))
+        ledger.take(requirements[0])
+        states.append((at_once, ledger.is_tight))
+    half = len(states) // 2
+    assert [each[1:] for each in states[:half]] == [each[1:] for each in states[half:]]
+    assert not states[1][1][0][0], "all memory is free"

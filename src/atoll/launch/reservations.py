@@ -298,13 +298,19 @@ class Reservations:
             for entry in entries:
                 self.release(entry)
             return
-        ledger = self.ledger
+        alone: list[Block] = []  # of buffers that have no other block
         for entry in entries:
             if entry.blocks:
                 blocks = entry.blocks.take()
                 if any([block.views for block in blocks]):
                     self._unshare(blocks)
-                ledger.release(blocks)
+                if len(blocks) == 1:
+                    alone += blocks
+                    continue
+                self.ledger.release_each(alone)  # in the order of the buffers, since times are rounded
+                alone = []
+                self.ledger.release(blocks)
+        self.ledger.release_each(alone)
 
     def release_on(self, hosts: Collection[int], entry: Entry) -> None:
         """Release the memory that a buffer has on lost hosts."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -20,6 +21,7 @@ from atoll.state.usage import Account
 
 # Requirements for which the groups of devices are remembered. Each program has a few.
 _MAX_KNOWN = 4096
+_CHARGED = attrgetter("requirement", "owner", "account")  # of a block
 
 
 @dataclass(slots=True, eq=False)
@@ -229,13 +231,14 @@ class MemoryLedger:
         self.total += times * nbytes
         return nbytes
 
-    def _uncount(self, requirement: MemoryRequirement) -> int:
+    def _uncount(self, requirement: MemoryRequirement, times: int = 1) -> int:
+        """Undo `_count`."""
         nbytes = 0
         for part in self._parts(requirement):
-            part.memory.used -= part.nbytes
-            self._unpublished_bytes += part.nbytes
+            part.memory.used -= times * part.nbytes
+            self._unpublished_bytes += times * part.nbytes
             nbytes += part.nbytes * part.devices
-        self.total -= nbytes
+        self.total -= times * nbytes
         return nbytes
 
     def release(self, blocks: Iterable[Block]) -> list[Block]:
@@ -259,6 +262,21 @@ class MemoryLedger:
             if block.account is not None:
                 block.account.hold(-nbytes)
         return freed
+
+    def release_each(self, blocks: Iterable[Block]) -> None:
+        """Remove one user of each of the blocks of different buffers, counting those that are alike at once."""
+        freed = []
+        for block in blocks:
+            users = block.users = block.users - 1
+            if not users:
+                freed.append(block)
+        for (requirement, owner, account), alike in groupby(freed, _CHARGED):
+            times = len(list(alike))
+            nbytes = self._uncount(requirement, times)
+            if owner is not None:
+                owner._uncount(requirement, times)
+            if account is not None:
+                account.hold_all(-nbytes, times)
 
     def hand_over(self, block: Block, owner: MemoryLedger | None) -> None:
         """Count a block in the ledger of another `owner`, since its former owner does not use it any more."""
