@@ -66,7 +66,8 @@ class Process:
         self.address = address
         state = state or ProcessState(new_controller(options))
         self.unauthenticated = UnauthenticatedConnections()
-        self.shell = ControllerShell(options, state, asyncio.Event(), unauthenticated=self.unauthenticated, times=times)
+        self.stop = asyncio.Event()
+        self.shell = ControllerShell(options, state, self.stop, unauthenticated=self.unauthenticated, times=times)
         self.events: list[e.AnyEvent] = []
         self.server: asyncio.Server
         self._handles = self.shell.controller.handle

@@ -49,7 +49,7 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         peer.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
         await until_async(lambda: peer.connection.can_resume)  # type: ignore[union-attr]
         claim_later_term(peer, 8)
-        await asyncio.wait_for(shell._stop.wait(), 10)
+        await asyncio.wait_for(process.stop.wait(), 10)
         assert (shell.state, shell.superseded_by) == (ShellState.SUPERSEDED, 8)
         segment = tmp_path / "journal" / "00000001.events"
         size = segment.stat().st_size
@@ -78,7 +78,7 @@ def test_a_controller_that_starts_after_two_takeovers_is_told_of_the_controller_
         third.resume(2000)
         await asyncio.sleep(0.5)  # nobody listens yet
         await process.listen()
-        await asyncio.wait_for(process.shell._stop.wait(), 10)
+        await asyncio.wait_for(process.stop.wait(), 10)
         assert (process.shell.state, process.shell.superseded_by) == (ShellState.SUPERSEDED, 2000)
         assert recovery.directory.successor() == Successor("unix:/third", 2000)
         third.stop()

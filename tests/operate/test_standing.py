@@ -59,19 +59,19 @@ def test_a_cluster_on_ray_is_removed_if_neither_its_controller_nor_ray_is_there(
 
 def test_a_new_cluster_may_have_the_name_of_one_on_the_same_ray(on_ray: ClusterRecord) -> None:
     registry = ClusterRegistry()
-    standing._check_is_free(registry, "far", on_ray="auto")
+    standing.check_is_free(registry, "far", on_ray="auto")
     for where in ("", "10.0.0.1:6379"):
         with pytest.raises(ClusterError, match="a cluster named far is up already"):
-            standing._check_is_free(registry, "far", on_ray=where)
+            standing.check_is_free(registry, "far", on_ray=where)
 
 
 def test_a_command_that_cannot_open_a_socket_does_not_say_that_a_cluster_has_ended() -> None:
     address = parse_address("unix:/nowhere/controller.sock")
-    assert not standing._listens(address)
+    assert not standing.listens(address)
     with no_more_files(), pytest.raises(ConnectError, match="Too many open files"):
-        standing._listens(address)
+        standing.listens(address)
 
 
 def test_the_error_for_a_name_that_is_taken_ends_the_cluster_with_that_name(on_ray: ClusterRecord) -> None:
     with pytest.raises(ClusterError, match=r"use it with ATOLL_ADDRESS=far, end it with `atoll down --name far`, or"):
-        standing._check_is_free(ClusterRegistry(), "far")
+        standing.check_is_free(ClusterRegistry(), "far")

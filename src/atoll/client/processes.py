@@ -133,7 +133,7 @@ class ClientProcesses(StateMachine[ProxyState]):
         reached = _reach(choice) if choice.address or choice.join else None
         if reached is None:
             check_settings(choice.cluster)
-            _note_standing_clusters(choice.cluster.islands)
+            note_standing_clusters(choice.cluster.islands)
         self._directory = make_directory("client")
         self.transfer_directory = transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
@@ -179,7 +179,7 @@ class ClientProcesses(StateMachine[ProxyState]):
             with contextlib.suppress(RuntimeError):  # an exit handler can start no thread since Python 3.12
                 proxy.watch(self._session_lost)
             if ready.error:
-                raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
+                raise proxy_error(ready.error, ready.message, "" if engine is not None else self.controller)
             with self._lock:
                 if self.state is _S.STARTING:
                     self.enter(_S.UP)
@@ -336,7 +336,7 @@ def place_with_room(places: Sequence[Path], free: Mapping[Path, int]) -> Path:
     return next((each for each in places if free[each] >= _ROOM_BYTES), max(places, key=lambda each: free[each]))
 
 
-def _error(name: str, message: str, address: str) -> AtollError:
+def proxy_error(name: str, message: str, address: str) -> AtollError:
     """Return the exception for an error that the proxy reports. Its message says what to start."""
     kind = error_kind(name) or ClusterError
     if address and kind is UnreachableError:
@@ -354,7 +354,7 @@ def _error(name: str, message: str, address: str) -> AtollError:
     return kind(message)
 
 
-def _note_standing_clusters(islands: str) -> None:
+def note_standing_clusters(islands: str) -> None:
     """Print that the script starts an embedded cluster, if its user also has a standing one."""
     chosen = SETTINGS["islands"]
     if islands != DEFAULT_ISLANDS or chosen.variable in os.environ:

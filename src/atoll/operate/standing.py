@@ -97,7 +97,7 @@ class StandingCluster:
         environment = logging_environment() | environment
         self._log: BinaryIO | None = None
         with registry.locked():
-            _check_is_free(registry, options.name)
+            check_is_free(registry, options.name)
             if not address.is_unix and not options.continues:  # the controller of its journal may still be ending
                 check_can_listen(address)
             _make_directory(self._directory, options.name)
@@ -250,13 +250,13 @@ class StandingOnRay:
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
         where = settings.ray_address or "auto"
-        _check_is_free(registry, name, on_ray=where)
+        check_is_free(registry, name, on_ray=where)
         files = [_absolute(each) for each in (options.journal, options.authority)]
         start = EngineStart(settings, options.listen, options.advertise, options.insecure, name, *files)
         self._cluster = RayCluster(name, start, stays=options.stays)
         try:
             with registry.locked():
-                _check_is_free(registry, name, on_ray=where)
+                check_is_free(registry, name, on_ray=where)
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 for role, join in self._cluster.joins.items():
                     join.save((host_join_file if role is Role.HOST else join_file)(self.directory))
@@ -318,7 +318,7 @@ def start_cluster(options: StandingOptions) -> StandingCluster | StandingOnRay:
     return StandingOnRay(options)
 
 
-def _check_is_free(registry: ClusterRegistry, name: str, on_ray: str = "") -> None:
+def check_is_free(registry: ClusterRegistry, name: str, on_ray: str = "") -> None:
     """Raise ClusterError if this user has a cluster with the name on this machine.
 
     A cluster on the Ray cluster `on_ray` does not count: Ray refuses a second engine with its name, if there still is
@@ -398,7 +398,7 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     if record is None:
         with explained(target):
             reply = request_stop(target.address, token, target.join, all_sessions)
-        if not _until(lambda: not _listens(target.address), END_SECONDS):
+        if not _until(lambda: not listens(target.address), END_SECONDS):
             raise ClusterError(
                 f"the cluster at {target.address} agreed to end, but still listens after {END_SECONDS:.0f} s"
             )
@@ -447,7 +447,7 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
         time.sleep(_POLL_SECONDS)
 
 
-def _listens(address: Address) -> bool:
+def listens(address: Address) -> bool:
     """Return whether a process listens at the address. Raises ConnectError if that is unknown."""
     try:
         dial(address, timeout=1.0).close()

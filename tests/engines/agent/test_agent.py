@@ -86,8 +86,11 @@ class Dialed:
     def elsewhere(self, *addresses: Address) -> None:
         self.connection.send_link(AlternateAddresses(tuple(map(str, addresses))))
 
-    def end(self) -> None:
+    def stop_listening(self) -> None:
         self._server.close()
+
+    def end(self) -> None:
+        self.stop_listening()
         self.connection.close()
 
 
@@ -108,7 +111,7 @@ def play(scene: Callable[[Dialed, Dialed], Coroutine[Any, Any, None]]) -> None:
             stop.set()
             await running
             for each in (first, second):
-                each._server.close()
+                each.stop_listening()
 
     asyncio.run(asyncio.wait_for(main(), SECONDS))
 
@@ -185,7 +188,7 @@ def test_an_agent_says_what_happens_to_it() -> None:
         await controller.start_worker()
         stop.set_by(signal.SIGTERM)
         await running
-        controller._server.close()
+        controller.stop_listening()
         return decoded
 
     decoded = asyncio.run(asyncio.wait_for(main(), SECONDS))
@@ -220,7 +223,7 @@ async def comes_back_after(seconds: float, *, stays: bool, grace: float = 0.0) -
     await controller.came.wait()
     stop.set()
     await running
-    controller._server.close()
+    controller.stop_listening()
 
 
 def test_an_agent_whose_cluster_has_ended_while_it_was_away_ends() -> None:
@@ -250,6 +253,6 @@ def test_an_agent_that_has_not_joined_yet_waits_for_its_cluster() -> None:
         await controller.came.wait()
         stop.set()
         await running
-        controller._server.close()
+        controller.stop_listening()
 
     asyncio.run(asyncio.wait_for(main(), SECONDS))
