@@ -116,7 +116,8 @@ class HostWorlds:
             which = f"islands {', '.join(map(str, message.islands))}" if message.islands else "other islands"
             text = f"this host cannot join the hosts of {which}: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
-            self._report(m.WorldFailed(message.world, status))
+            if not joining.is_closed:
+                self._report(m.WorldFailed(message.world, status))
         with self._lock:
             joining.status = status
             waiting, joining.waiting = joining.waiting, []

@@ -6,6 +6,9 @@ service, and the service ends with its host. So the client's end of the relay re
 A device that has just begun its first collective asks the service for the addresses of other devices, and waits for the
 answers. When the world is closed, the relay resets these requests, so that the collective fails. It recognizes them by
 their HTTP/2 headers, and does not reset requests whose failure ends the process.
+
+A client that registers waits until all clients have registered, and ends the process if this fails or takes too long.
+If the world is closed before, the relay answers this request itself.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ from atoll.wire.sockets import dial
 
 # Methods of the service that XLA calls all the time. It ends the process if one fails.
 _VITAL = (b"/Heartbeat", b"/PollForError")
+_REGISTRATION = b"/RegisterTask"
+# Header blocks (RFC 7541) of the answer to a registration, which do not change the client's table of headers:
+# ":status: 200", "content-type: application/grpc", and "grpc-status: 0".
+_HEADERS = b"\x88\x0f\x10\x10application/grpc"
+_TRAILERS = b"\x00\x0bgrpc-status\x010"
+_EMPTY_MESSAGE = bytes(5)
 
 
 class WorldRelay:
@@ -47,12 +56,18 @@ class WorldRelay:
         """The address for XLA's client."""
         self._there = dial(parse_address(service), what="the first host of the world", timeout=timeout)
         self._there.settimeout(None)
-        self._lock = threading.Lock()  # for writing to the client, and for the two fields below
+        self._lock = threading.Lock()  # for writing to the client, and for the fields below
         self._waiting: dict[int, float] = {}  # streams of requests that may be reset, and since when they wait
+        self._registration = 0  # stream of the request that registers the client
         self._is_closed = False
         self._is_cut = False  # the service has ended
         self._here: socket.socket | None = None
+        self._has_begun = False  # the client has received the first frame, without which it sends no requests
         threading.Thread(target=self._run, name="atoll-world", daemon=True).start()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def has_requests(self) -> bool:
@@ -69,11 +84,15 @@ class WorldRelay:
                 self._reset(stream)
 
     def close(self) -> None:
-        """Stop relaying, and reset the requests that wait for an answer, and all later ones. Any thread."""
+        """Stop relaying, and reset the requests that wait for an answer, and all later ones. Any thread.
+
+        A registration that waits succeeds.
+        """
         with self._lock:
             self._is_closed = True
+            self._begin()
             for stream in self._waiting:
-                self._reset(stream)
+                self._refuse(stream)
             self._waiting.clear()
         with suppress(OSError):
             self._there.shutdown(socket.SHUT_RDWR)
@@ -82,10 +101,20 @@ class WorldRelay:
         """Relay the first connection until XLA's client ends it."""
         with self._listener:
             here, _ = self._listener.accept()
-        self._here = here
+        with self._lock:
+            self._here = here
+            if self._is_closed:
+                self._begin()
         threading.Thread(target=self._relay_answers, args=(here,), name="atoll-world", daemon=True).start()
         with here, self._there:
             self._relay_requests(here)
+
+    def _begin(self) -> None:
+        """Send the client of a closed world the first frame, if the service has not."""
+        if self._here is not None and not self._has_begun:
+            self._has_begun = True
+            with suppress(OSError):
+                self._here.sendall(frames.settings_frame(()))
 
     def _relay_requests(self, here: socket.socket) -> None:
         """Relay what the client sends, and note its requests. Drop it when the service has ended."""
@@ -103,18 +132,34 @@ class WorldRelay:
                     headers = blocks.extend(flags, payload)
                 with suppress(OSError):
                     self._there.sendall(frame)
-                if headers is not None and not dict(headers).get(b":path", b"").endswith(_VITAL):
-                    self._note(stream)
+                path = b"" if headers is None else dict(headers).get(b":path", b"")
+                if headers is not None and not path.endswith(_VITAL):
+                    self._note(stream, is_registration=path.endswith(_REGISTRATION))
                 elif kind == frames.RST_STREAM:
                     with self._lock:
                         self._waiting.pop(stream, None)
 
-    def _note(self, stream: int) -> None:
+    def _note(self, stream: int, is_registration: bool) -> None:
         with self._lock:
+            if is_registration:
+                self._registration = stream
             if self._is_closed:
-                self._reset(stream)
+                self._refuse(stream)
             else:
                 self._waiting[stream] = time.monotonic()
+
+    def _refuse(self, stream: int) -> None:
+        """Reset a request of a closed world, or answer it if it is the registration."""
+        if stream != self._registration:
+            self._reset(stream)
+        elif self._here is not None:
+            message = frames.frame_header.pack(len(_EMPTY_MESSAGE) << 8 | frames.DATA, 0, stream) + _EMPTY_MESSAGE
+            with suppress(OSError):
+                self._here.sendall(
+                    frames.header_frames(stream, _HEADERS, frames.DEFAULT_MAX_FRAME, end_stream=False)
+                    + message
+                    + frames.header_frames(stream, _TRAILERS, frames.DEFAULT_MAX_FRAME, end_stream=True)
+                )
 
     def _reset(self, stream: int) -> None:
         if self._here is not None:
@@ -132,6 +177,7 @@ class WorldRelay:
                 with self._lock:
                     if self._is_closed:
                         return
+                    self._has_begun = True
                     here.sendall(frame)
                     if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & frames.END_STREAM):
                         self._waiting.pop(stream, None)

@@ -17,6 +17,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -40,6 +41,8 @@ from atoll.errors import Code, StatusError
 
 # For all hosts of a world to join it.
 JOIN_SECONDS = 60
+# Worlds that were closed last.
+_CLOSED_WORLDS = 1024
 # A service lives for this time after its world was closed.
 _SERVICE_SECONDS = 30.0
 # After a world was closed, its connections are examined for this time, since devices may connect late.
@@ -61,18 +64,17 @@ class XlaWorld:
     """This process's client in a world.
 
     Args:
-      address: that of the world's coordination service, which runs on the host of rank 0.
+      relay: a relay to the world's coordination service, which runs on the host of rank 0.
       rank: of this host.
       ranks: number of hosts.
       hostname: where collectives receive messages of other hosts.
       devices: number of devices of this host.
 
-    Raises JaxRuntimeError if the other hosts do not join within `JOIN_SECONDS`.
+    Raises StatusError if the relay is closed meanwhile, or if the other hosts do not join within `JOIN_SECONDS`.
     """
 
-    def __init__(self, address: str, rank: int, ranks: int, hostname: str, devices: int) -> None:
-        await_service(address, JOIN_SECONDS)
-        self._relay = WorldRelay(address, JOIN_SECONDS)
+    def __init__(self, relay: WorldRelay, rank: int, ranks: int, hostname: str, devices: int) -> None:
+        self._relay = relay
         with ExitStack() as unless_joined:
             unless_joined.callback(self._relay.close)
             self._join(rank, ranks, hostname, devices)
@@ -82,12 +84,21 @@ class XlaWorld:
         self._coordination = _jax.get_distributed_runtime_client(
             self._relay.address,
             rank,
-            init_timeout=JOIN_SECONDS,
+            init_timeout=2 * JOIN_SECONDS,  # XLA would end the process
             use_compression=False,
             heartbeat_timeout=HEARTBEAT_SECONDS,
             shutdown_on_destruction=False,
         )
+        limit = threading.Timer(JOIN_SECONDS, self._relay.close)
+        limit.daemon = True
+        limit.start()
         self._coordination.connect()
+        limit.cancel()
+        if self._relay.is_closed:
+            text = (
+                f"the world was closed before all hosts had joined it, or they have not joined within {JOIN_SECONDS} s"
+            )
+            raise StatusError(Code.UNAVAILABLE, text)
         with start_batch_threads():
             with _named_threads() as names:
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
@@ -184,16 +195,35 @@ class XlaWorlds:
         self._devices = devices
         self._services: dict[int, Any] = {}
         self._worlds: dict[int, XlaWorld] = {}
+        self._lock = threading.Lock()  # for the next two fields
+        self._joining: dict[int, WorldRelay] = {}
+        self._closed: deque[int] = deque(maxlen=_CLOSED_WORLDS)  # which this host may be about to join
         self._have_been_joined = False
 
     def serve(self, world: int, address: str, ranks: int) -> None:
         self._services[world] = start_service(address, ranks, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1)
 
     def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
-        self._worlds[world] = XlaWorld(address, rank, ranks, hostname, len(self._devices))
+        await_service(address, JOIN_SECONDS)
+        relay = WorldRelay(address, JOIN_SECONDS)
+        with self._lock:
+            self._joining[world] = relay
+            is_closed = world in self._closed
+        if is_closed:
+            relay.close()
+        try:
+            self._worlds[world] = XlaWorld(relay, rank, ranks, hostname, len(self._devices))
+        finally:
+            with self._lock:
+                del self._joining[world]
         self._have_been_joined = True
 
     def close(self, world: int) -> None:
+        with self._lock:
+            self._closed.append(world)
+            joining = self._joining.get(world)
+        if joining is not None:
+            joining.close()
         found = self._worlds.pop(world, None)
         if found is not None:
             found.close()
