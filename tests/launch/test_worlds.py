@@ -226,6 +226,19 @@ def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
     assert "the kernel failed" in error.message
 
 
+@pytest.mark.parametrize(("is_closed", "decisions", "closes"), [(False, 10, 0), (True, 9, 0), (True, 10, 2)])
+def test_the_world_of_a_run_is_replaced_soon_if_it_failed_by_the_end_of_its_session(is_closed, decisions, closes):
+    """The other sessions of its tenant wait for that."""
+    play = Play("2x1x1", decisions=decisions)
+    with_function(play)
+    first, *_ = runs(play.send(m.Launch(1, (), (11,), ())))
+    if is_closed:
+        play.close(play.session)
+    play.report(0, m.Failed(first.sequence, Status(Code.CANCELLED, "its session has ended")))
+    sent = [message for _, message in sent_until(play, 4)]
+    assert (len(of(sent, m.CloseWorld)), of(sent, m.RestartIsland)) == (closes, [])
+
+
 def test_the_world_of_a_run_is_replaced_although_its_function_was_released():
     play = Play("2x1x1")
     with_function(play)

@@ -76,6 +76,8 @@ class Decisions:
             it had one gang on each, and some islands could begin it while the others never did.
         starts_together: The gangs of such a call that has no joint gang start in one step. Before, each started when
             its island could, and some islands could begin the call while the others never did.
+        replaces_soon: The world of a run that failed on one host because its session has ended is replaced after a
+            second. Before, this took five seconds, as for other runs that wait for a host where they failed.
     """
 
     counts_lists: bool
@@ -110,6 +112,7 @@ class Decisions:
     joins_blocks: bool
     joins_few: bool
     starts_together: bool
+    replaces_soon: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -147,4 +150,5 @@ class Decisions:
             joins_blocks=number >= 10,
             joins_few=number >= 10,
             starts_together=number >= 10,
+            replaces_soon=number >= 10,
         )

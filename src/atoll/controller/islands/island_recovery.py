@@ -25,6 +25,8 @@ from atoll.state.session import GangRun
 
 # For the other hosts of a gang to end, after it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
+# The same, if its session has ended: nothing else explains the failure.
+ENDED_SECONDS = 1.0
 # Hosts reply once per second. A host that has been silent for longer may itself be the cause of a silent pair.
 _PRESENT_SECONDS = 2.5
 # For the loss of a host to become known after another host has lost its link to it: the engine knows the cause better.
@@ -65,6 +67,8 @@ class IslandRecovery:
         worlds: Worlds,
     ) -> None:
         self._worlds = worlds
+        self._replaces_soon = state.decisions.replaces_soon
+        self._sessions = state.sessions
         self._resources = state.resources
         self._lifecycle = state.lifecycle
         self._outbox = state.outbox
@@ -290,11 +294,12 @@ class IslandRecovery:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
-            if seconds > HALF_FAILED_SECONDS:
+            is_ended = self._replaces_soon and gang.node.session not in self._sessions
+            if seconds > (ENDED_SECONDS if is_ended else HALF_FAILED_SECONDS):
                 error = gang.run.failure or gang.run.launch.error or OK
                 if self._replace_world(gang, error, hanging):
                     continue
-                if self._worlds.has_left(gang.node) and seconds <= 2 * HALF_FAILED_SECONDS:
+                if seconds <= HALF_FAILED_SECONDS * (1 + self._worlds.has_left(gang.node)):
                     continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
