@@ -246,11 +246,7 @@ class MemoryLedger:
 
         The parts of divided blocks have to be given in their place.
         """
-        freed = []
-        for block in blocks:
-            block.users -= 1
-            if not block.users:
-                freed.append(block)
+        freed = _without_users(blocks)
         if not freed:
             return freed
         whole = whole_group(freed) if len(freed) > 1 else None
@@ -265,12 +261,7 @@ class MemoryLedger:
 
     def release_each(self, blocks: Iterable[Block]) -> None:
         """Remove one user of each of the blocks of different buffers, counting those that are alike at once."""
-        freed = []
-        for block in blocks:
-            users = block.users = block.users - 1
-            if not users:
-                freed.append(block)
-        for (requirement, owner, account), alike in groupby(freed, _CHARGED):
+        for (requirement, owner, account), alike in groupby(_without_users(blocks), _CHARGED):
             times = len(list(alike))
             nbytes = self._uncount(requirement, times)
             if owner is not None:
@@ -349,3 +340,13 @@ def whole_group(blocks: Sequence[Block]) -> BlockGroup | None:
         return None
     are_alike = [each.group is group and each.owner is owner and each.account is account for each in blocks]
     return group if all(are_alike) else None
+
+
+def _without_users(blocks: Iterable[Block]) -> list[Block]:
+    """Remove one user of each of the blocks. Return those that have lost their last user."""
+    freed = []
+    for block in blocks:
+        users = block.users = block.users - 1
+        if not users:
+            freed.append(block)
+    return freed

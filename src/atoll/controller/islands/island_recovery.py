@@ -299,7 +299,8 @@ class IslandRecovery:
                 error = gang.run.failure or gang.run.launch.error or OK
                 if self._replace_world(gang, error, hanging):
                     continue
-                if seconds <= HALF_FAILED_SECONDS * (1 + self._worlds.has_left(gang.node)):
+                limit = 2 * HALF_FAILED_SECONDS if self._worlds.has_left(gang.node) else HALF_FAILED_SECONDS
+                if seconds <= limit:
                     continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"

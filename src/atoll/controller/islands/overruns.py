@@ -107,8 +107,9 @@ class Overruns:
                 self._look_at(gang, now - since, now)
         over = {number for number, closed in self._closed.items() if now - closed.since > STOP_SECONDS}
         stopping = [gang for gang in in_flight.values() if gang.node.session in over]
+        nodes = [gang.node for gang in stopping]
         for gang in stopping:  # those that have not begun end when they do
-            self._stop(gang, "its session has ended", [each.node for each in stopping])
+            self._stop(gang, "its session has ended", nodes)
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
             gang = in_flight.get(sequence)  # None if its island has restarted just now, because of another gang
             if gang is not None and seconds > self._abandoned_seconds:

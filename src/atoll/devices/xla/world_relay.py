@@ -67,6 +67,7 @@ class WorldRelay:
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._is_closed
 
     @property

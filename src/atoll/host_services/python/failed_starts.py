@@ -65,6 +65,7 @@ class ProgramStarts:
             return False, reason
 
     def advance(self, number: int) -> None:
+        """Give the next start a number after this one."""
         self._number = max(self._number, number + 1)
 
     def _key_of(self, rank: int) -> str:
