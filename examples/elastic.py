@@ -83,9 +83,10 @@ def main() -> None:
         for step, loss in run:
             losses.append(float(loss))
             for change in run.changes[seen:]:
+                islands = ", ".join(map(str, change.islands))
                 print(
-                    f"step {change.step} ({change.reason}): trains on islands {', '.join(map(str, change.islands))}; "
-                    f"no step for {change.seconds:.2f} s; {change.repeated} steps repeated",
+                    f"step {change.step} ({change.reason}): trains on island{'s' if len(change.islands) > 1 else ''} "
+                    f"{islands}; no step for {change.seconds:.2f} s; steps repeated: {change.repeated}",
                     flush=True,
                 )
             seen = len(run.changes)

@@ -39,6 +39,7 @@ from jax.experimental import colocated_python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from atoll.errors import Kind, details_of
+from atoll.quantities import counted
 from atoll.retries import Retry
 
 __all__ = ["BatchIterator", "Batches", "Shard"]
@@ -268,7 +269,9 @@ class _HostPipeline:
         self._pipeline = _Pipeline(_part_of(self._source, self._shard))
         if self._start is not None:
             if len(self._start) != self._shard.count:
-                raise ValueError(f"a state of {len(self._start)} shards, but the sharding has {self._shard.count}")
+                raise ValueError(
+                    f"a state of {counted(len(self._start), 'shard')}, but the sharding has {self._shard.count}"
+                )
             self._pipeline.set_state(self._start[self._shard.index])
         self._first: Any = next(self._pipeline, _END)
         if self._first is _END:

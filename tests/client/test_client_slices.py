@@ -22,7 +22,7 @@ from atoll.cluster.slice_requests import MAGIC, SliceRequest
         ({"devices": 0}, "a slice of 0 devices"),
         ({"devices": -1}, "a slice of -1 devices"),
         ({"devices": 1 << 40}, "a slice of 1099511627776 devices"),
-        ({"devices": 3, "shape": (2, 2)}, r"3 devices do not fit the shape \(2, 2\)"),
+        ({"devices": 3, "shape": (2, 2)}, r"the shape \(2, 2\) cannot have 3 devices"),
         ({"shape": ()}, "one to three dimensions"),
         ({"shape": (1, 1, 1, 2)}, "one to three dimensions"),
         ({"shape": (-2, -2)}, "one device or more"),

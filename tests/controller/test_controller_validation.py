@@ -66,7 +66,7 @@ DEFINITIONS = {
     "tiling.dims is [3]": calling(spec(sharding=Sharding((0, 1), Tiled((3,), (0, 1))))),
     "tiling.order is not an order of 2 devices": calling(spec(sharding=Sharding((0, 1), Tiled((2,), (0, 2))))),
     "tiling.shard_shape is [-1]": calling(spec(sharding=Sharding((0, 1), Even((-1,))))),
-    "tiling has 1 shards for 2 devices": calling(spec(sharding=Sharding((0, 1), Uneven(((1,),))))),
+    "tiling has 1 shard for 2 devices": calling(spec(sharding=Sharding((0, 1), Uneven(((1,),))))),
     "definition.nodes[0]: program 'f' uses value 5": single("f", (on(0),), Call(1, (5,), (on(0),), (0,))),
     "definition.nodes[0].devices is empty": single("f", (on(0),), Call(1, (0,), (on(0),), ())),
     "definition.nodes[0].function is -1": single("f", (on(0),), Call(-1, (0,), (on(0),), (0,))),
@@ -83,7 +83,7 @@ DEFINITIONS = {
         "f", (on(0),), Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1 << 24, 1), (0, 1 << 24, 1)),))
     ),
     "definition.nodes[0] is a Loop": Program("f", (on(0),), (Loop((0,), (on(0),), 0, chain_of(1), chain_of(1)),), (1,)),
-    "definition.nodes[0]: program 'f' transfers 1 inputs to 2 outputs": Program(
+    "definition.nodes[0]: program 'f' transfers 1 input to 2 outputs": Program(
         "f", (on(0),), (Transfer((0,), (on(1), on(1))),), ()
     ),
     "definition.results[0] is 9": Program("f", (on(0),), (), (9,)),

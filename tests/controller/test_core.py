@@ -371,9 +371,9 @@ def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued
     ("launch", "code", "text"),
     [
         (m.Launch(99, (), (11,), ()), Code.NOT_FOUND, "program 99"),
-        (m.Launch(1, (), (11,), ()), Code.INVALID_ARGUMENT, "f takes 1 arguments"),
+        (m.Launch(1, (), (11,), ()), Code.INVALID_ARGUMENT, "f takes 1 argument "),
         (m.Launch(1, (10,), (11,), (5,)), Code.INVALID_ARGUMENT, "0 feeds"),
-        (m.Launch(1, (10,), (11, 12), ()), Code.INVALID_ARGUMENT, "returns 1 results"),
+        (m.Launch(1, (10,), (11, 12), ()), Code.INVALID_ARGUMENT, "returns 1 result;"),
         (m.Launch(1, (77,), (11,), ()), Code.NOT_FOUND, "array 77"),
     ],
 )

@@ -229,8 +229,8 @@ def test_the_end_of_a_reader_frees_what_it_has_opened() -> None:
     [
         (0, msgspec.structs.replace(on(2), shape=(3,)), "cannot be read as float32[3]"),
         (0, msgspec.structs.replace(on(2), dtype="int32"), "cannot be read as int32[2]"),
-        (1, on(2), "has 1 arrays, not 2"),
-        (1 << 60, on(2), "has 1 arrays"),
+        (1, on(2), "has 1 array, not 2"),
+        (1 << 60, on(2), "has 1 array"),
         (0, on(99), "99"),
         (0, on(1 << 41), "does not exist"),
         (0, on(), "devices"),

@@ -458,8 +458,8 @@ def test_the_padding_of_layouts_is_accounted():
 @pytest.mark.parametrize(
     ("outputs", "options", "text"),
     [
-        ((), {}, "has 1 outputs, not 0"),
-        ((SMALL, SMALL), {}, "has 1 outputs, not 2"),
+        ((), {}, "has 1 output, not 0"),
+        ((SMALL, SMALL), {}, "has 1 output, not 2"),
         ((("int32", (1,)),), {}, "has shards of float32[1], not of int32[1]"),
         ((SMALL,), {"devices": (1,)}, "runs on other devices than those of the call"),
         ((SMALL,), {"on": 1}, "is on other devices than those of the call"),

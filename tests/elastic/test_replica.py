@@ -87,7 +87,7 @@ def test_rows_are_dealt_evenly_to_the_devices(rows: int, sizes: list[int]) -> No
 def test_rows_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(ValueError, match="a batch of 7 rows cannot be divided among islands of 2, 2 devices"):
         rows_per_island(7, [2, 2])
-    with pytest.raises(ValueError, match="a batch of 1 rows"):
+    with pytest.raises(ValueError, match="a batch of 1 row cannot"):
         rows_per_island(1, [1, 1])
 
 

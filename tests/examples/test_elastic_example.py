@@ -76,5 +76,5 @@ def test_a_killed_island_costs_no_step_and_no_loss(script: tuple[subprocess.Pope
         if line.startswith("step 50:"):
             worker(process, 1).kill()
     assert process.wait() == 0, printed
-    assert " (lost): trains on islands" in printed
+    assert " (lost): trains on island" in printed
     np.testing.assert_allclose(json.loads(losses.read_text()), undisturbed(), rtol=1e-4)

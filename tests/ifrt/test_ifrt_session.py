@@ -60,7 +60,7 @@ def test_a_client_goes_on_when_neither_the_window_nor_a_migration_holds_it_back(
 @pytest.mark.parametrize(
     ("given", "count", "text"),
     [
-        ([1], 2, "1 handles for 2"),
+        ([1], 2, "1 handle for 2"),
         ([1, 1], 2, "2 handles for 2"),
         ([0], 1, "0 is not a valid handle"),
         ([FIRST_MINTED_HANDLE], 1, "is not a valid handle"),

@@ -74,9 +74,9 @@ def test_a_program_of_one_node_returns_all_that_the_node_gives():
             Program("f", (ONE,), (Rearrange((0,), (ONE,), (Mapping(0, 0, (0, 1, 0), (0, 1, 1)),)),), ()),
             "step below 1",
         ),
-        (Program("f", (ONE,), (Transfer((0,), (TWO, TWO)),), ()), "1 inputs to 2 outputs"),
-        (Program("f", (ONE,), (Call(1, (0,), (), (0,), donated=(1,)),), ()), "input 1 of 1 inputs"),
-        (Program("f", (ONE,), (Call(1, (0,), (), (0,), preserved=(-1,)),), ()), "input -1 of 1 inputs"),
+        (Program("f", (ONE,), (Transfer((0,), (TWO, TWO)),), ()), "1 input to 2 outputs"),
+        (Program("f", (ONE,), (Call(1, (0,), (), (0,), donated=(1,)),), ()), "input 1 of a call with 1 input"),
+        (Program("f", (ONE,), (Call(1, (0,), (), (0,), preserved=(-1,)),), ()), "input -1 of a call with 1 input"),
     ],
 )
 def test_a_program_that_does_not_hang_together_is_refused_by_name(program, text):

@@ -119,7 +119,7 @@ def test_what_cannot_be_routed_is_refused_by_name(changes: dict[str, Any], error
 def test_what_cannot_come_back_is_refused_by_name() -> None:
     blocks, routing = atoll.route(ROWS, CHOSEN, to=[device(), device()], capacity=2, overflow="keep")
     for given, message in (
-        ((blocks[:1], routing), "1 blocks for 2 destinations"),
+        ((blocks[:1], routing), "1 block for 2 destinations"),
         (([blocks[0], blocks[1][:1]], routing), "block 1 has shape"),
         (([blocks[0], blocks[1].astype(jnp.int32)], routing), "block 1 is int32"),
         (([block[:, :2] for block in blocks], routing), "rows like those that were sent"),

@@ -18,7 +18,7 @@ from atoll.client.plugin_programs import is_atoll, submit
 from atoll.cluster.slice_requests import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
 from atoll.decodable import decodable
 from atoll.errors import BackendError, SliceError
-from atoll.quantities import parse_bytes
+from atoll.quantities import counted, parse_bytes
 
 # Keeps slices alive until they are released or the session ends: scripts may keep only the devices of a slice.
 _live: dict[Slice, Any] = {}
@@ -63,7 +63,8 @@ class Slice:
 
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         if len(names) != len(self.shape):
-            raise SliceError(f"{len(names)} axis names for a slice of shape {self.shape}")
+            given = counted(len(names), "name")
+            raise SliceError(f"axis_names has {given}: expected one for each dimension of the shape {self.shape}")
         return Mesh(np.array(self.devices, dtype=object).reshape(self.shape), names)
 
     @property
@@ -143,9 +144,9 @@ class VirtualDeviceSet:
         if (shape is not None and not dims) or min(dims, default=1) < 1 or len(dims) > 3:
             raise SliceError(f"a slice has one to three dimensions of one device or more, not {dims}")
         if dims and math.prod(dims) != count:
-            raise SliceError(f"{count} devices do not fit the shape {dims}")
+            raise SliceError(f"the shape {dims} cannot have {counted(count, 'device')}")
         if not 1 <= count <= MAX_DEVICES:
-            raise SliceError(f"a slice of {count} devices: expected 1 to {MAX_DEVICES} devices")
+            raise SliceError(f"a slice of {counted(count, 'device')}: expected 1 to {MAX_DEVICES} devices")
         memory = _bytes(memory_per_device or 0)
         if not 0 <= memory <= 1 << 60:
             raise SliceError(f"memory_per_device is {memory} bytes: expected 0 to 1 EiB")

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.decodable import decodable
 from atoll.errors import invalid
-from atoll.quantities import noun_for
+from atoll.quantities import counted, noun_for
 from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.slice\0"
@@ -65,4 +65,6 @@ def read_request(payload: bytes) -> SliceRequest:
 def check(slice_request: SliceRequest) -> None:
     """Raise INVALID_ARGUMENT if the request contradicts itself."""
     if slice_request.shape and math.prod(slice_request.shape) != slice_request.count:
-        raise invalid(f"a slice of {slice_request.count} devices cannot have the shape {slice_request.shape}")
+        raise invalid(
+            f"a slice of {counted(slice_request.count, 'device')} cannot have the shape {slice_request.shape}"
+        )

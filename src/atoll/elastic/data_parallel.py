@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from atoll.elastic.compile_ahead import type_of
 from atoll.elastic.run import Make
 from atoll.programs.traced_program import Program, program
+from atoll.quantities import counted
 
 
 def data_parallel(
@@ -153,8 +154,8 @@ def rows_per_island(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:
         left -= more * size
     if left or not all(counts):
         raise ValueError(
-            f"a batch of {rows} rows cannot be divided among islands of {', '.join(map(str, sizes))} devices: "
-            "all devices of an island must get the same number of rows, and at least one"
+            f"a batch of {counted(rows, 'row')} cannot be divided among islands of {', '.join(map(str, sizes))} "
+            "devices: all devices of an island must get the same number of rows, and at least one"
         )
     return tuple(counts)
 

@@ -24,6 +24,7 @@ from atoll.protocol.ffi_libraries import TARGETS_OPTION, read_targets
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource, HostChannels, LibraryTarget
 from atoll.protocol.translation import codec
+from atoll.quantities import counted
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
 PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
@@ -70,8 +71,8 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
         assignment = default_assignment(replicas, partitions, device_count)
     if (len(assignment), len(assignment[0])) != (replicas, partitions):
         raise invalid(
-            f"the device assignment is for {len(assignment)} replicas of {len(assignment[0])} partitions, "
-            f"but the program has {replicas} of {partitions}"
+            f"the device assignment is for {counted(len(assignment), 'replica')} of "
+            f"{counted(len(assignment[0]), 'partition')}, but the program has {replicas} of {partitions}"
         )
     check_devices([device for row in assignment for device in row], device_count)
     build.ClearField("device_assignment")
@@ -167,12 +168,17 @@ def _assignment(proto: Any) -> tuple[tuple[int, ...], ...]:
     rows = proto.computation_devices
     agree = len(rows) == partitions and all(len(row.replica_device_ids) == replicas for row in rows)
     if min(replicas, partitions) < 1 or not agree:
-        raise invalid(f"the device assignment does not have {replicas} replicas of {partitions} partitions")
+        raise invalid(
+            f"the device assignment does not have {counted(replicas, 'replica')} of {counted(partitions, 'partition')}"
+        )
     return tuple(tuple(int(rows[p].replica_device_ids[r]) for p in range(partitions)) for r in range(replicas))
 
 
 def default_assignment(replicas: int, partitions: int, device_count: int) -> tuple[tuple[int, ...], ...]:
     """Assign the first devices in order: [replica][partition]."""
     if not 0 < replicas * partitions <= device_count:
-        raise invalid(f"{replicas} replicas of {partitions} partitions do not fit {device_count} devices")
+        raise invalid(
+            f"{counted(replicas, 'replica')} of {counted(partitions, 'partition')} cannot be placed on "
+            f"{counted(device_count, 'device')}"
+        )
     return tuple(tuple(r * partitions + p for p in range(partitions)) for r in range(replicas))

@@ -20,6 +20,7 @@ from atoll.protocol.messages import FunctionInfo, OutputInfo, QueryKind
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_proto_from_text, order_of_layout
 from atoll.protocol.translation.shardings import has_partial_sums, partial_sums, sharding_to, tiles_from
+from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
 
@@ -76,7 +77,7 @@ class Executable(LoadedExecutable):
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         """Check the number of arguments. The worker checks their types."""
         if len(arguments) != len(self.info.parameters):
-            raise invalid(f"{self.name} takes {len(self.info.parameters)} arguments, got {len(arguments)}")
+            raise invalid(f"{self.name} takes {counted(len(self.info.parameters), 'argument')}, got {len(arguments)}")
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         arguments = tuple(

@@ -13,6 +13,7 @@ from atoll.protocol.callbacks import CALLBACK_ADVICE, CALLBACKS_OPTION, COMPILE_
 from atoll.protocol.ifrt import compile_pb2
 from atoll.protocol.messages import FunctionSource
 from atoll.protocol.translation import codec
+from atoll.quantities import counted
 
 IFRT_IR_PROGRAM = "xla::ifrt::IfrtIRProgram"
 _OPTIONS = "xla::ifrt::IfrtIRCompileOptions"
@@ -44,7 +45,7 @@ class MpmdRequest:
         if replicas * partitions != count:
             raise invalid(
                 f"the compile options of {fragment.key} are for {replicas} replicas of {partitions} partitions, "
-                f"but its mesh has {count} devices"
+                f"but its mesh has {counted(count, 'device')}"
             )
         if CALLBACKS_OPTION in options.env_option_overrides or COMPILE_CALLS_OPTION in options.env_option_overrides:
             raise unimplemented(f"{fragment.key} calls its client. {CALLBACK_ADVICE}")

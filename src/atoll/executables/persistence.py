@@ -21,6 +21,7 @@ from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.messages.python_messages import ReadArrays, StoredArray, WriteArrays
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to, tiling_from
+from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
 # The stream of all requests, so that those of a session on a host run one after another: reads follow earlier writes,
@@ -145,7 +146,7 @@ class _Writing(_InOrder):
         if not self.inputs:
             dtypes = [record.spec.dtype for record in arguments if record.spec is not None]
             if len(dtypes) != len(self._stored) or len(dtypes) != len(arguments):
-                raise invalid(f"a persistence request to write {len(self._stored)} arrays got {len(dtypes)} arrays")
+                raise invalid(f"a persistence request to write {counted(len(self._stored), 'array')} got {len(dtypes)}")
             stored = zip(dtypes, self._stored, strict=True)
             self.take([ArraySpec(dtype, each.shape, each.sharding) for dtype, each in stored])
         super().check(arguments)

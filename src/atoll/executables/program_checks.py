@@ -20,6 +20,7 @@ from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Even, Replicated, Til
 from atoll.ir.validation import MAX_NODES, MAX_VALUES
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.translation import codec
+from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
 _NO_ARRAYS = ("token", "opaque", "string")
@@ -110,7 +111,7 @@ class ProgramChecker:
             )
         shard_boxes(sharding, shape)
         if spec.layout is not None and sorted(spec.layout) != list(range(len(shape))):
-            raise invalid(f"the layout {list(spec.layout)} is not a permutation of {len(shape)} dimensions")
+            raise invalid(f"the layout {list(spec.layout)} is not a permutation of {counted(len(shape), 'dimension')}")
 
     def _call(self, node: Call) -> Call:
         name = self.program.name
@@ -120,8 +121,9 @@ class ProgramChecker:
         parameters = function.info.parameters
         if (len(node.inputs), len(node.outputs)) != (len(parameters), len(function.outputs)):
             raise invalid(
-                f"program {name!r} calls {function.name} with {len(node.inputs)} inputs and {len(node.outputs)} "
-                f"outputs, but the function has {len(parameters)} and {len(function.outputs)}"
+                f"program {name!r} calls {function.name} with {counted(len(node.inputs), 'input')} and "
+                f"{counted(len(node.outputs), 'output')}, but the function has {len(parameters)} and "
+                f"{len(function.outputs)}"
             )
         if node.preserved or node.completion:
             raise invalid("a client cannot set `preserved` and `completion` of a call")
@@ -170,11 +172,13 @@ class ProgramChecker:
             if not 0 <= node.constants <= len(node.inputs):
                 raise invalid(
                     f"program {self.program.name!r} has a loop with {node.constants} constants "
-                    f"and {len(node.inputs)} inputs"
+                    f"and {counted(len(node.inputs), 'input')}"
                 )
             condition, decides = self._part(node.condition, taken)
             if len(decides) != 1:
-                raise invalid(f"{condition.name!r} is the condition of a loop and has {len(decides)} results, not one")
+                raise invalid(
+                    f"{condition.name!r} is the condition of a loop and has {counted(len(decides), 'result')}, not one"
+                )
             _check_number(decides[0][0])
             body, results = self._part(node.body, taken, node.constants)
             given = [results, [(spec, None) for spec in body.arguments[node.constants :]]]
@@ -187,7 +191,7 @@ class ProgramChecker:
                 )
         if len(given[0]) != len(node.outputs):
             raise invalid(
-                f"program {self.program.name!r} expects {len(node.outputs)} results from control flow, "
+                f"program {self.program.name!r} expects {counted(len(node.outputs), 'result')} from control flow, "
                 f"which returns {len(given[0])}"
             )
         for declared, (actual, op_sharding) in zip(node.outputs, given[0], strict=True):
@@ -292,7 +296,7 @@ class Arguments:
     def check(self, records: Sequence[ArrayRecord]) -> None:
         """Raise INVALID_ARGUMENT unless the arrays fit the arguments."""
         if len(records) != len(self._expected):
-            raise invalid(f"{self._name} takes {len(self._expected)} arguments, got {len(records)}")
+            raise invalid(f"{self._name} takes {counted(len(self._expected), 'argument')}, got {len(records)}")
         for i, record in enumerate(records):
             if record.spec is not self._fitting[i]:
                 if record.spec is None or not fits(record.spec, self._expected[i]):

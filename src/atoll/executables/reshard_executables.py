@@ -20,6 +20,7 @@ from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import tiling_from
+from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
 
@@ -78,7 +79,7 @@ class ReshardExecutable(LoadedExecutable):
         request = self._request
         specs = [record.spec for record in arguments if record.spec is not None]
         if len(specs) != len(request.in_sharding) or len(specs) != len(arguments):
-            raise invalid(f"a reshardRequest for {len(request.in_sharding)} arrays got {len(arguments)} arguments")
+            raise invalid(f"a reshardRequest for {counted(len(request.in_sharding), 'array')} got {len(arguments)}")
         sources = tuple(each.of(spec) for each, spec in zip(request.in_sharding, specs, strict=True))
         targets = tuple(each.of(spec) for each, spec in zip(request.out_sharding, specs, strict=True))
         values = tuple(range(len(specs)))

@@ -15,6 +15,7 @@ import numpy as np
 from atoll.decodable import decodable
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
+from atoll.quantities import counted
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
 from atoll.wire.framing import NO_MESSAGE
@@ -27,7 +28,7 @@ def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -
     if strides is None:
         return itemsize * math.prod(shape), 0
     if len(strides) != len(shape):
-        raise invalid(f"got {len(strides)} byte strides for an array of {len(shape)} dimensions")
+        raise invalid(f"got {len(strides)} byte strides for an array of {counted(len(shape), 'dimension')}")
     low = high = 0
     for size, stride in zip(shape, strides, strict=True):
         reach = stride * (size - 1)
@@ -94,7 +95,7 @@ def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
     except NO_MESSAGE as error:
         raise invalid(f"a host buffer of strings must contain valid UTF-8: {error}") from None
     if len(texts) != math.prod(shape):
-        raise invalid(f"got {len(texts)} strings for an array of shape {list(shape)}")
+        raise invalid(f"got {counted(len(texts), 'string')} for an array of shape {list(shape)}")
     flat = np.array(texts, dtype=np.dtypes.StringDType())
     return flat.reshape(shape)
 

@@ -25,6 +25,7 @@ from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.number_ranges import PROXY_HANDLES
+from atoll.quantities import counted
 from atoll.session.client_relay import ClientRelay
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Later
@@ -273,7 +274,9 @@ class IfrtSession:
         if not given:
             return [self.cluster.mint() for _ in range(count)]
         if len(given) != count or len(set(given)) != count:
-            raise invalid(f"the request has {len(given)} handles for {count} results, or repeats a handle")
+            raise invalid(
+                f"the request has {counted(len(given), 'handle')} for {counted(count, 'result')}, or repeats a handle"
+            )
         for handle in given:
             if handle == 0 or handle >= FIRST_MINTED_HANDLE or handle in self.arrays.records:
                 raise invalid(f"{handle} is not a valid handle for a new array")

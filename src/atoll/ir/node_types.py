@@ -23,6 +23,7 @@ from atoll.ir.program import (
 from atoll.ir.row_exchange import check_route
 from atoll.ir.steps import Steps
 from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Replicated, nbytes
+from atoll.quantities import counted
 
 
 def check_types_in_steps(program: Program) -> Steps[None]:
@@ -46,7 +47,7 @@ def shard_sources(node: Rearrange, counts: Sequence[int]) -> list[list[tuple[int
     for mapping in node.mappings:
         taken, given = range(*mapping.source), range(*mapping.target)
         if len(taken) != len(given):
-            raise invalid(f"a mapping takes {len(taken)} shards and returns {len(given)}")
+            raise invalid(f"a mapping takes {counted(len(taken), 'shard')} and returns {len(given)}")
         into = sources[mapping.output]
         for source, target in zip(taken, given, strict=True):
             if not 0 <= source < counts[mapping.input] or target in into:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from atoll.errors import invalid
 from atoll.ir.program import Call, Node, Program
 from atoll.ir.types import ArraySpec
+from atoll.quantities import counted
 
 
 class Fragment(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +55,7 @@ class Outline(msgspec.Struct, frozen=True, array_like=True):
         """Return the outline with these devices in place of the logical ones. Raise INVALID_ARGUMENT."""
         count = self.device_count
         if count > len(devices):
-            raise invalid(f"the program uses {count} devices, but the compile options have {len(devices)}")
+            raise invalid(f"the program uses {counted(count, 'device')}, but the compile options have {len(devices)}")
         placed = _Placement(devices)
         program = self.program
         return Outline(

@@ -11,6 +11,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.ir.types import ArraySpec, Shape
+from atoll.quantities import counted
 
 MAX_SHARDS = 1 << 24  # per array
 
@@ -276,11 +277,14 @@ def check_node(name: str, node: Node, defined: int, feeds: int) -> int:
             if not 0 <= buffer.output < len(node.outputs):
                 raise invalid(f"program {name!r} makes output {buffer.output} of {len(node.outputs)} of a host buffer")
     if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
-        raise invalid(f"program {name!r} transfers {len(node.inputs)} inputs to {len(node.outputs)} outputs")
+        raise invalid(
+            f"program {name!r} transfers {counted(len(node.inputs), 'input')} to {counted(len(node.outputs), 'output')}"
+        )
     if isinstance(node, Call):
         for position in (*node.donated, *node.preserved):
             if not 0 <= position < len(node.inputs):
-                raise invalid(f"program {name!r} donates input {position} of {len(node.inputs)} inputs")
+                inputs = counted(len(node.inputs), "input")
+                raise invalid(f"program {name!r} donates input {position} of a call with {inputs}")
     if isinstance(node, Rearrange):
         for mapping in node.mappings:
             if not (0 <= mapping.input < len(node.inputs) and 0 <= mapping.output < len(node.outputs)):

@@ -27,6 +27,7 @@ from atoll.ir.program import (
     output_count,
 )
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Shape, Tiled, Uneven
+from atoll.quantities import counted
 
 # Bounds per program.
 MAX_NODES = 1 << 16
@@ -180,7 +181,8 @@ class DefinitionCheck:
             case Uneven():
                 if len(tiling.shard_shapes) != len(devices):
                     raise invalid(
-                        f"{path}.sharding.tiling has {len(tiling.shard_shapes)} shards for {len(devices)} devices"
+                        f"{path}.sharding.tiling has {counted(len(tiling.shard_shapes), 'shard')} for "
+                        f"{counted(len(devices), 'device')}"
                     )
                 for each in tiling.shard_shapes:
                     _shape(each, f"{path}.sharding.tiling.shard_shapes")
@@ -214,14 +216,14 @@ def _host_to_device(node: HostToDevice, path: str) -> None:
         _strides(buffer.strides, buffer.shape, f"{where}.strides")
         for position in buffer.positions or ():
             if not 0 <= position < count:
-                raise invalid(f"{where}.positions has {position}: the array has {count} shards")
+                raise invalid(f"{where}.positions has {position}: the array has {counted(count, 'shard')}")
 
 
 def _device_to_host(node: DeviceToHost, path: str) -> None:
     if not node.inputs:
         raise invalid(f"{path}.inputs is empty")
     if node.positions and len(node.positions) != len(node.inputs):
-        raise invalid(f"{path}.positions has {len(node.positions)} entries for {len(node.inputs)} inputs")
+        raise invalid(f"{path}.positions has {len(node.positions)} entries for {counted(len(node.inputs), 'input')}")
     if node.strides is not None and (len(node.inputs) > 1 or node.positions):
         raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays or shards: expected one whole array")
     if node.strides is not None and len(node.strides) > MAX_RANK:

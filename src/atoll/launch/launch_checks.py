@@ -9,6 +9,7 @@ from atoll.cluster.lifecycle import Island, IslandState
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang
@@ -86,9 +87,9 @@ def launch_problem(
     ):
         return Status(
             Code.INVALID_ARGUMENT,
-            f"{program.name} takes {program.arguments} arguments and {program.feeds} feeds, and returns "
-            f"{program.results} results; it was launched with {len(message.arguments)}, {len(message.feeds)} and "
-            f"{len(message.results)}",
+            f"{program.name} takes {counted(program.arguments, 'argument')} and {counted(program.feeds, 'feed')}, and "
+            f"returns {counted(program.results, 'result')}; it was launched with {len(message.arguments)}, "
+            f"{len(message.feeds)} and {len(message.results)}",
         )
     problem = session.directory.first_problem(message.arguments)
     if problem is not None:

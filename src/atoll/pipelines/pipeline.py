@@ -99,8 +99,8 @@ class Pipeline:
             raise PipelineError("a pipeline needs at least one stage")
         if replicas < 1 or len(stages) % replicas:
             raise PipelineError(
-                f"{len(stages)} stages cannot be divided among {replicas} replicas: list the same number of stages for "
-                "each replica, one replica after the other"
+                f"{counted(len(stages), 'stage')} cannot be divided among {counted(replicas, 'replica')}: list the "
+                "same number of stages for each replica, one replica after the other"
             )
         if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
             raise PipelineError(
@@ -201,7 +201,7 @@ class Pipeline:
             size = sum(nbytes(built.parameters.arrays[i]) for i in part.parameters)
             lines.append(
                 f"part {number} on stage {self.schedule.stage_of(number)}: {100 * part.flops / total:.0f} % of the "
-                f"operations, {len(part.parameters)} parameters ({human_bytes(size)})"
+                f"operations, {counted(len(part.parameters), 'parameter')} ({human_bytes(size)})"
             )
             lines += [f"  {crossing}" for crossing in built.cut.crossings if crossing.source == number]
         return "\n".join(lines)

@@ -23,7 +23,7 @@ from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
 from atoll.pipelines.boundary import boundary_p
 from atoll.pipelines.computation import Computation, Equation, nbytes
-from atoll.quantities import human_bytes
+from atoll.quantities import counted, human_bytes
 
 _PARAMETERS, _BATCH = 1, 2
 _BOTH = _PARAMETERS | _BATCH
@@ -161,8 +161,8 @@ class _Cutter:
     def _by_costs(self, fixed: Sequence[Equation], parts: int) -> list[int]:
         if len(fixed) < parts:
             raise PipelineError(
-                f"the loss function has {len(fixed)} operations that depend on both the parameters and the batch, too "
-                f"few for {parts} parts"
+                "the loss function has too few operations that depend on both the parameters and the batch: "
+                f"{len(fixed)} for {counted(parts, 'part')}"
             )
         index = {var: i for i, equation in enumerate(fixed) for var in equation.outvars}
         last = dict.fromkeys(index, -1)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
 from atoll.pipelines.computation import structure
+from atoll.quantities import counted
 
 
 class Parameters:
@@ -52,7 +53,7 @@ class Batch:
             if count % (replicas * microbatches):
                 of = f"{replicas} replicas of " if replicas > 1 else ""
                 raise PipelineError(
-                    f"{name} has {count} rows, which cannot be cut into {of}{microbatches} micro-batches"
+                    f"{name} has {counted(count, 'row')}, which cannot be cut into {of}{microbatches} micro-batches"
                 )
         self.microbatch_types = [
             jax.ShapeDtypeStruct((each.shape[0] // (replicas * microbatches), *each.shape[1:]), each.dtype)

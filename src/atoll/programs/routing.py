@@ -26,6 +26,7 @@ from atoll.programs.row_order import Layout, combine, in_order
 from atoll.programs.row_transfers import Paths, route_in_order, unroute_rows
 from atoll.programs.traced_program import Program
 from atoll.programs.transformations import NeedsPlaces
+from atoll.quantities import counted
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -223,7 +224,7 @@ def _paths(rows: Any, layout: Layout, to: Sequence[Any], capacity: int, choices:
     groups = layout.groups
     if capacity < 1 or capacity % groups:
         raise ValueError(
-            f"capacity is {capacity} rows: expected "
+            f"capacity is {counted(capacity, 'row')}: expected "
             + ("at least one row" if groups == 1 else f"a multiple of {groups}, the number of shards of the rows")
         )
     if rows.shape[0] % groups:
@@ -245,7 +246,8 @@ def _block_sharding(target: Any, number: int, capacity: int) -> Any:
     axis = mesh.axis_names[0]
     if capacity % mesh.shape[axis]:
         raise ValueError(
-            f"capacity is {capacity} rows, but destination {number} has {mesh.shape[axis]} devices along {axis!r}: "
+            f"capacity is {counted(capacity, 'row')}, but destination {number} has "
+            f"{counted(mesh.shape[axis], 'device')} along {axis!r}: "
             "choose a multiple of that, or pass a jax.sharding.Sharding"
         )
     return NamedSharding(mesh, PartitionSpec(axis))
@@ -264,12 +266,12 @@ def _replicated(sharding: Any) -> Any:
 def _check_blocks(blocks: tuple[Any, ...], routing: Routing) -> None:
     paths = routing._paths
     if len(blocks) != len(paths.blocks):
-        raise ValueError(f"{len(blocks)} blocks for {len(paths.blocks)} destinations")
+        raise ValueError(f"{counted(len(blocks), 'block')} for {counted(len(paths.blocks), 'destination')}")
     first = blocks[0]
     for number, block in enumerate(blocks):
         shape, dtype = np.shape(block), block.dtype
         if not shape or shape[0] != paths.capacity or not block.size:
-            raise ValueError(f"block {number} has shape {shape}: expected {paths.capacity} rows")
+            raise ValueError(f"block {number} has shape {shape}: expected {counted(paths.capacity, 'row')}")
         if (shape, dtype) != (first.shape, first.dtype):
             raise ValueError(f"block {number} is {dtype}{list(shape)}, but block 0 {first.dtype}{list(first.shape)}")
     if routing.kept is not None and (first.shape[1:], first.dtype) != (routing.kept.shape[1:], routing.kept.dtype):

@@ -17,6 +17,7 @@ from atoll.errors import Status, StatusError, invalid
 from atoll.ir.program import Call, Program
 from atoll.ir.steps import Steps
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Opaque, Replicated, ShardType, Uneven, shard_boxes
+from atoll.quantities import counted
 
 # XLA's device assignment: [replica][partition].
 DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
@@ -59,7 +60,7 @@ class FunctionReport:
         if call.stream is not None or self.outputs is None:
             return
         if len(call.outputs) != len(self.outputs):
-            raise invalid(f"{name} has {len(self.outputs)} outputs, not {len(call.outputs)}")
+            raise invalid(f"{name} has {counted(len(self.outputs), 'output')}, not {len(call.outputs)}")
         for position, ((dtype, shape), spec) in enumerate(zip(self.outputs, call.outputs, strict=True)):
             if spec.dtype != dtype or not _has_shards(spec, shape):
                 declared = f"{spec.dtype}{list(spec.shape)}"

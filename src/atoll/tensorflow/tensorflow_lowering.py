@@ -22,6 +22,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
+from atoll.quantities import counted
 from atoll.tensorflow import stablehlo
 from atoll.tensorflow.compile_errors import (
     check_captures,
@@ -87,8 +88,8 @@ def lower(function: Callable[..., Any], name: str, specs: Sequence[tf.TensorSpec
         raise tf.errors.InternalError(
             None,
             None,
-            f"{name} has {len(specs)} arguments and {len(captures)} captures, but the lowered module has "
-            f"{module.parameters} parameters",
+            f"{name} has {counted(len(specs), 'argument')} and {counted(len(captures), 'capture')}, but the lowered "
+            f"module has {counted(module.parameters, 'parameter')}",
         )
     results, written = module.results, sorted(module.aliases)
     own = len(results) - len(written)
@@ -96,8 +97,8 @@ def lower(function: Callable[..., Any], name: str, specs: Sequence[tf.TensorSpec
         raise tf.errors.InternalError(
             None,
             None,
-            f"{name} has {len(traced.outputs)} results, but the lowered module has {len(results)}, of which {written} "
-            "are values of variables",
+            f"{name} has {counted(len(traced.outputs), 'result')}, but the lowered module has {len(results)}, of which "
+            f"{written} are values of variables",
         )
     for number, aval in enumerate(results):
         if aval is None:

@@ -25,6 +25,7 @@ from atoll.host_services.python.python_sessions import Input
 from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.transfer_engine import nothing_to_release
 from atoll.worker.client_reads import ClientReads
@@ -257,7 +258,7 @@ class StepRunner:
         """Raise INVALID_ARGUMENT that names the first wrong argument. Tokens may have any type."""
         wanted = function.input_keys
         if len(wanted) != len(buffers):
-            raise invalid(f"expected {len(wanted)} arguments, got {len(buffers)}")
+            raise invalid(f"expected {counted(len(wanted), 'argument')}, got {len(buffers)}")
         for position, (key, buffer) in enumerate(zip(wanted, buffers, strict=True)):
             if position in function.token_positions and buffer.key >= 0:
                 continue  # JAX passes an empty array for a token

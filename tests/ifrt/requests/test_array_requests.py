@@ -126,10 +126,10 @@ def test_what_is_assembled_of_donated_shards_shares_nothing_with_them(rig: Rig):
             "disassemble_into_single_device_arrays",
             {"array": 1, "results": [5]},
             Code.INVALID_ARGUMENT,
-            "1 handles for 2",
+            "1 handle for 2",
         ),
         ("fully_replicated_shard", {"array": 8, "result": 5}, Code.NOT_FOUND, "array handle 8"),
-        ("bitcast_arrays", {"arrays": [1], "results": [5]}, Code.INVALID_ARGUMENT, "0 types for 1 arrays"),
+        ("bitcast_arrays", {"arrays": [1], "results": [5]}, Code.INVALID_ARGUMENT, "0 types for 1 array"),
         (
             "bitcast_arrays",
             {"arrays": [1], "specs": [spec_proto(on(0, 1, dtype="int8"))], "results": [5]},
@@ -256,7 +256,7 @@ def test_several_arrays_travel_in_one_launch(rig: Rig):
         ("copy_arrays", {"arrays": [1], "device_ids": [2]}, Code.INVALID_ARGUMENT, "cannot be copied to 1"),
         ("copy_arrays", {"arrays": [1], "device_ids": [2, 2]}, Code.INVALID_ARGUMENT, "to a device only once"),
         ("copy_arrays", {"arrays": [1], "device_ids": [2, 99]}, Code.INVALID_ARGUMENT, "device 99 does not exist"),
-        ("reshard_arrays", {"arrays": [1]}, Code.INVALID_ARGUMENT, "0 shardings for 1 arrays"),
+        ("reshard_arrays", {"arrays": [1]}, Code.INVALID_ARGUMENT, "0 shardings for 1 array"),
     ],
 )
 def test_a_transfer_that_makes_no_sense_is_refused_and_its_result_has_the_error(rig: Rig, kind, fields, code, text):

@@ -194,7 +194,7 @@ def test_a_donated_argument_is_deleted_unless_the_caller_keeps_it(rig: Rig, kept
     ("fields", "code", "text"),
     [
         ({"executable": 1, "arguments": [1]}, Code.NOT_FOUND, "unknown executable handle 1"),
-        ({"arguments": []}, Code.INVALID_ARGUMENT, "takes 1 arguments, got 0"),
+        ({"arguments": []}, Code.INVALID_ARGUMENT, "takes 1 argument, got 0"),
         ({"arguments": [8]}, Code.NOT_FOUND, "unknown array handle 8"),
         ({"arguments": [1], "device_ids": [1]}, Code.INVALID_ARGUMENT, "the devices that it was compiled for"),
     ],

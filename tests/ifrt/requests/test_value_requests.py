@@ -73,7 +73,7 @@ def test_the_default_assignment_counts_devices(rig: Rig, replicas, partitions, c
 
 def test_a_default_assignment_for_too_many_devices_is_refused(rig: Rig):
     response = rig.ask("get_default_device_assignment", num_replicas=5, num_partitions=1)
-    check_refused(response, Code.INVALID_ARGUMENT, "do not fit 4 devices")
+    check_refused(response, Code.INVALID_ARGUMENT, "cannot be placed on 4 devices")
 
 
 def test_a_default_layout_is_asked_of_a_worker_once(rig: Rig):

@@ -36,6 +36,7 @@ from atoll.named_arrays.transfer_trees import MAX_ROUNDS, TransferTree
 from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.protocol import messages as m
+from atoll.quantities import counted
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.queued_nodes import Dependency
@@ -240,7 +241,7 @@ class VersionReads:
                 raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
             arrays = version.arrays[message.first : stop]
             if len(arrays) != len(message.targets):
-                raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
+                raise invalid(f"{version.title} has {counted(len(version.arrays), 'array')}, not {stop}")
             pairs = zip(arrays, message.targets, strict=True)
             targets = tuple([type_of_result(session, array, target) for array, target in pairs])
             if self._names.ask_to_read(session.number, message.reader) is version:

@@ -18,6 +18,7 @@ from atoll.host_services.calls.call_messages import Array, packed, unpacked
 from atoll.host_services.calls.client_calls import Calls, Reply
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import HostChannels
+from atoll.quantities import counted
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
 # Of an answer to a question of a compilation.
@@ -99,7 +100,7 @@ class Callbacks:
 def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, ...]:
     """Return the arrays of a reply. The memory of the reply is released when the last array is deleted."""
     if len(reply.types) != len(wanted):
-        raise invalid(f"a callback returned {len(reply.types)} results, expected {len(wanted)}")
+        raise invalid(f"a callback returned {counted(len(reply.types), 'result')}, expected {len(wanted)}")
     whole = np.frombuffer(reply.content, np.uint8)
     results: list[Array | None] = []
     for position, (given, offset, (dtype, shape)) in enumerate(zip(reply.types, reply.offsets, wanted, strict=True)):

@@ -22,6 +22,7 @@ from atoll.protocol.ifrt import arrays_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import spec_from
 from atoll.protocol.translation.shardings import sharding_from
+from atoll.quantities import counted
 
 
 @functools.cache
@@ -185,7 +186,7 @@ def _bitcast(pending: PendingRequest, request: Any) -> None:
         inputs = list(request.arrays)
         specs = [spec_from(each) for each in request.specs]
         if len(specs) != len(inputs):
-            raise invalid(f"{len(specs)} types for {len(inputs)} arrays")
+            raise invalid(f"{counted(len(specs), 'type')} for {counted(len(inputs), 'array')}")
         handles = session.handles(given, len(specs))
         mappings = []
         for i, (handle, spec) in enumerate(zip(inputs, specs, strict=True)):
@@ -222,7 +223,9 @@ def _copy_of(source: ArraySpec, devices: tuple[int, ...], kind: str | None) -> A
     """Return the type of a copy on these devices, or on the same ones, in a kind of memory or in an omitted one."""
     devices = devices or source.sharding.devices
     if len(devices) != len(source.sharding.devices):
-        raise invalid(f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}")
+        raise invalid(
+            f"an array on {counted(len(source.sharding.devices), 'device')} cannot be copied to {len(devices)}"
+        )
     if len(set(devices)) != len(devices):
         raise invalid("an array can be copied to a device only once")
     if kind is None:
@@ -245,7 +248,7 @@ def _reshard(pending: PendingRequest, request: Any) -> None:
         handles = pending.session.handles(given, len(request.arrays))
         targets = [spec_from(each) for each in request.specs]
         if len(targets) != len(request.arrays):
-            raise invalid(f"{len(targets)} shardings for {len(request.arrays)} arrays")
+            raise invalid(f"{counted(len(targets), 'sharding')} for {counted(len(request.arrays), 'array')}")
         _transfer(pending, "reshard", list(request.arrays), targets, handles, request.copy_semantics, True)
     pending.reply_arrays("reshard_arrays", handles)
 

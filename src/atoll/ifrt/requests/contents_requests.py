@@ -17,6 +17,7 @@ from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.requests.grouped_reads import HostRead, assemble, divide, is_whole
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program, single
 from atoll.ir.types import ArraySpec, contents_nbytes, nbytes
+from atoll.quantities import counted
 from atoll.session.downloads import DirectDownload, Download
 
 _SMALL_BYTES = 16 << 10  # of an array that a host sends at once
@@ -31,7 +32,7 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     handles = tuple(session.staged)
     session.staged.clear()
     if count and len(handles) != count:
-        raise invalid(f"a question is about the contents of {count} arrays, but {len(handles)} are staged")
+        raise invalid(f"a question is about the contents of {counted(count, 'array')}, but {len(handles)} are staged")
     handles = handles[:count]
     specs = tuple(session.arrays.spec(handle) for handle in handles)
     if any(spec.dtype == "string" for spec in specs):

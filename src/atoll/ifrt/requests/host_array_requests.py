@@ -19,6 +19,7 @@ from atoll.protocol.ifrt import values_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_from, spec_from
 from atoll.protocol.translation.shardings import sharding_from
+from atoll.quantities import counted
 from atoll.session.downloads import Download
 
 
@@ -125,7 +126,7 @@ def _takers(session: IfrtSession, spec: ArraySpec, source: _Source) -> list[int]
     if source.positions is None:
         return session.cluster.hosts_of(devices)
     if not all(0 <= position < len(devices) for position in source.positions):
-        raise invalid(f"an array on {len(devices)} devices has no shards at {source.positions[:8]}")
+        raise invalid(f"an array on {counted(len(devices), 'device')} has no shards at {source.positions[:8]}")
     return session.cluster.hosts_of([devices[position] for position in source.positions])
 
 
@@ -199,7 +200,7 @@ def _texts_to_proto(content: Any) -> bytes:
 def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:
     """Raise INVALID_ARGUMENT if the array's contents cannot have these strides."""
     if len(strides) != len(spec.shape):
-        raise invalid(f"{len(strides)} byte strides for an array of {len(spec.shape)} dimensions")
+        raise invalid(f"{len(strides)} byte strides for an array of {counted(len(spec.shape), 'dimension')}")
     reach = sum(abs(stride) * max(0, size - 1) for stride, size in zip(strides, spec.shape, strict=True))
     if reach > MAX_STORED_BYTES:
         raise invalid(f"the byte strides extend over {reach} bytes, and the limit is {MAX_STORED_BYTES}")

@@ -23,6 +23,7 @@ from atoll.protocol.version_requests import (
     ReadArrays,
     read_request,
 )
+from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
 
@@ -43,7 +44,7 @@ def _publish(session: IfrtSession, request: PublishArrays) -> Coroutine[Any, Any
     handles = list(session.staged)
     session.staged.clear()
     if request.paths and len(handles) != len(request.paths):
-        raise invalid(f"a request publishes {len(request.paths)} arrays, but {len(handles)} are staged")
+        raise invalid(f"a request publishes {counted(len(request.paths), 'array')}, but {len(handles)} are staged")
     if not request.paths:
         return _reply(NumberedVersion(OK))
     cluster = session.cluster

@@ -16,6 +16,7 @@ from atoll.errors import invalid, unimplemented
 from atoll.ir.types import Even, Opaque, Replicated, Shape, Sharding, Tiled, Tiling, Uneven
 from atoll.protocol.ifrt import shardings_pb2, values_pb2, xla_pb2
 from atoll.protocol.translation.codec import parse, shape_from
+from atoll.quantities import counted
 
 
 def sharding_from(proto: Any, shape: Shape) -> Sharding:
@@ -53,7 +54,9 @@ def _concrete(message: Any, _: Shape) -> tuple[tuple[int, ...], Tiling]:
     devices = tuple(message.devices.device_ids)
     shapes = tuple(shape_from(each) for each in message.shard_shapes)
     if len(shapes) != len(devices):
-        raise invalid(f"sharding across {len(devices)} devices has {len(shapes)} shard shapes")
+        raise invalid(
+            f"sharding across {counted(len(devices), 'device')} has shapes of {counted(len(shapes), 'shard')}"
+        )
     return devices, Even(shapes[0]) if len(set(shapes)) == 1 else Uneven(shapes)
 
 
@@ -150,7 +153,7 @@ def tiles_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
         raise invalid("a tile assignment must name each of its devices once")
     replicas = 1 if op.replicate_on_last_tile_dim else len(op.last_tile_dims)
     if shape is not None and len(dims) - replicas < len(shape):
-        raise invalid(f"tile assignment {list(dims)} does not match an array of {len(shape)} dimensions")
+        raise invalid(f"tile assignment {list(dims)} does not match an array of {counted(len(shape), 'dimension')}")
     if math.prod(dims[: len(dims) - replicas]) == 1:
         return Replicated()
     return Tiled(dims, order)
@@ -172,7 +175,7 @@ def check_parts(op: Any, devices: int, shapes: Sequence[Shape]) -> None:
         if part.type == xla_pb2.OpSharding.MAXIMAL and list(part.tile_assignment_devices) != [0]:
             raise invalid("the arrays of a custom partitioning must be on all of its devices")
         if part.type == xla_pb2.OpSharding.OTHER and len(dims) != len(shape) + subgroups:
-            raise invalid(f"tile assignment {dims} does not match an array of {len(shape)} dimensions")
+            raise invalid(f"tile assignment {dims} does not match an array of {counted(len(shape), 'dimension')}")
 
 
 def _transposed(sizes: tuple[int, ...], permutation: tuple[int, ...]) -> tuple[int, ...]:
@@ -234,7 +237,9 @@ def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
     if shape is not None:
         dims += (1,) * (len(shape) - len(dims))
         if len(dims) > len(shape):
-            raise invalid(f"sharding of {len(dims)} dimensions for an array of {len(shape)} dimensions")
+            raise invalid(
+                f"sharding of {counted(len(dims), 'dimension')} for an array of {counted(len(shape), 'dimension')}"
+            )
     if math.prod(dims) == 1:
         return Replicated()
     order = _transposed(tuple(size for _, _, size in axes), tuple(flat + rest))
