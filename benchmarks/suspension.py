@@ -10,47 +10,100 @@ import multiprocessing as mp
 import os
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 
-from benchmarks.harness.machine import describe
+import atoll
+from benchmarks.harness.backends import ROOT
+from benchmarks.harness.machine import Machine, describe, load_average
+from benchmarks.harness.pages import write_between
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.statistics import quartiles
 
+RESULT = ROOT / "benchmarks" / "results" / "suspension.json"
+PAGE = ROOT / "docs" / "design" / "suspending.md"
+BEGIN, END = "<!-- suspension: begin (written by benchmarks.suspension) -->", "<!-- suspension: end -->"
+MEDIA, WAYS = ("memory", "disk"), ("plain", "suspend", "resume")
 _GIB = 1 << 30
 _ARRAY = 256 << 20
 _FILE = 128 << 20
 _ISLANDS = 2  # of one host with two devices
 
 
+class Rate(msgspec.Struct, frozen=True):
+    """The GiB/s of each round of one way, to or from one medium."""
+
+    medium: str
+    way: str
+    rounds: list[float]
+
+
+class Suspensions(msgspec.Struct, frozen=True):
+    started: str
+    machine: Machine
+    nbytes: int
+    load: float  # processes that wanted to run before the first round
+    rates: list[Rate]
+
+
 def suspension(
-    gib: Annotated[float, typer.Option(min=0.5, help="What the session holds.")] = 1.0,
+    gib: Annotated[float, typer.Option(min=0.5, help="Size of the arrays of the session, in GiB.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    output: Annotated[Path, typer.Option("--json", help="File for the result.")] = RESULT,
 ) -> None:
     """Suspend and resume a session on two islands, to memory and to disk, beside plain copies and writes."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    load = round(load_average(), 1)
     nbytes = int(gib * _GIB) // (_ISLANDS * _ARRAY) * _ISLANDS * _ARRAY
+    samples: dict[tuple[str, str], list[float]] = {(medium, way): [] for medium in MEDIA for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="bench-suspension-") as directory:
-        os.environ |= {
-            "JAX_PLATFORMS": "atoll,cpu",
-            "ATOLL_ISLANDS": f"{_ISLANDS}x1x2",
-            "ATOLL_DEVICE_MEMORY": str(nbytes // 4 + (512 << 20)),
-            "ATOLL_SUSPEND_DIR": directory,
-        }
-        session = _Session(nbytes)
-        rates: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for medium in ("memory", "disk"):
-                rates.setdefault(f"{medium}: plain", []).append(nbytes / _GIB / plain(medium, nbytes, directory))
-                for what, seconds in session.there_and_back(medium).items():
-                    rates.setdefault(f"{medium}: {what}", []).append(nbytes / _GIB / seconds)
-        machine = describe()
-        print(f"{machine.cpu}, {machine.cores} cores, commit {machine.commit}")
-        print(f"{nbytes / _GIB:g} GiB, {rounds} rounds; GiB/s, medians and quartiles")
-        for name, samples in rates.items():
-            low, median, high = quartiles(samples)
-            print(f"{name:16} {median:6.2f} ({low:.2f}-{high:.2f})")
+        os.environ |= {"ATOLL_DEVICE_MEMORY": str(nbytes // 4 + (512 << 20)), "ATOLL_SUSPEND_DIR": directory}
+        with atoll.connect(islands=f"{_ISLANDS}x1x2"):
+            session = _Session(nbytes)
+            for _ in range(rounds):
+                for medium in MEDIA:
+                    times = {"plain": plain(medium, nbytes, directory), **session.there_and_back(medium)}
+                    for way, seconds in times.items():
+                        samples[medium, way].append(round(nbytes / _GIB / seconds, 3))
+    rates = [Rate(medium, way, values) for (medium, way), values in samples.items()]
+    result = Suspensions(started, describe(), nbytes, load, rates)
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if output == RESULT:
+        write_page()
+    print(table(result))
+
+
+def table(result: Suspensions) -> str:
+    """Return the result as a Markdown table, in GiB/s."""
+    machine = result.machine
+    lines = [
+        f"`python -m benchmarks suspension --gib {result.nbytes / _GIB:g} --rounds {len(result.rates[0].rounds)}`, "
+        f"{result.started[:10]}, {describe_commit(machine.commit)}, a load of {result.load} from other processes; "
+        f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, "
+        f"quartiles in brackets, in GiB/s.",
+        "",
+        f"| | {' | '.join(WAYS)} |",
+        f"|---|{'---:|' * len(WAYS)}",
+    ]
+    for medium in MEDIA:
+        rates = {each.way: each.rounds for each in result.rates if each.medium == medium}
+        lines.append(f"| {medium} | {' | '.join(_cell(rates[way]) for way in WAYS)} |")
+    return "\n".join(lines)
+
+
+def _cell(rounds: list[float]) -> str:
+    low, median, high = (f"{rate:.2f}" if rate < 10 else f"{rate:.0f}" for rate in quartiles(rounds))
+    return f"{median} ({low}-{high})"
+
+
+def write_page(page: Path = PAGE, result: Path = RESULT) -> None:
+    """Put the table of a committed result between the markers of a page."""
+    write_between(page, BEGIN, END, table(msgspec.json.decode(result.read_bytes(), type=Suspensions)))
 
 
 class _Session:
@@ -79,7 +132,7 @@ class _Session:
         return [int(self._sum(array)) for array in self._arrays]
 
     def there_and_back(self, medium: str) -> dict[str, float]:
-        """Seconds, as the operator waits."""
+        """Suspend and resume the session. Return the seconds for which the operator waits."""
         from atoll.operate.cluster_queries import operate
         from atoll.protocol.messages import ResumeRequest, SuspendRequest
 
