@@ -113,15 +113,6 @@ def test_launches_wait_for_the_compilation_after_the_next_restart(status: Status
     assert error_of(play, 11) == (None if status.ok else status.within("g"))
 
 
-def test_an_earlier_version_did_not_wait_for_the_compilation_after_the_next_restart():
-    play = Recompilation(decisions=6)
-    restarted(play)
-    compile_again(play, BROKEN)
-    restarted(play)
-    play.send(m.Launch(2, (), (11,), ()))
-    assert error_of(play, 11) == BROKEN.within("g")
-
-
 def test_a_function_that_is_registered_again_serves_the_programs_that_call_it():
     play = Recompilation()
     restarted(play)

@@ -5,8 +5,6 @@ No state of a failed island remains for its next incarnation, and stuck workers 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from atoll.cluster.lifecycle import IslandState
@@ -161,12 +159,12 @@ def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_
     assert play.controller.functions.users == {}
 
 
-def with_one_function_under_two_numbers(**settings: Any) -> tuple[Play, str]:
+def with_one_function_under_two_numbers() -> tuple[Play, str]:
     """A session whose island has restarted. It has a function under the numbers 1 and 2, and program 2 calls it.
 
     Return the name of the function on its host.
     """
-    play = Play(**settings)
+    play = Play()
     for number in (1, 2):
         play.send(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
         (compile_,) = play.report(0, m.FeedsArrived(play.session, (900 + number,)))
@@ -195,12 +193,6 @@ def test_a_session_does_not_wait_for_a_function_of_which_it_has_released_all_num
     assert runs(play.send(m.Launch(3, (), (13,), (7,)))) == []
     play.send(m.ReleaseFunction(1))
     assert len(runs(play.send(m.ReleaseFunction(2)))) == 1
-
-
-def test_the_decisions_of_a_version_that_did_not_count_numbers_are_repeated():
-    play, _ = with_one_function_under_two_numbers(decisions=3)
-    play.send(m.ReleaseFunction(1))
-    assert len(runs(play.send(m.Launch(2, (), (12,), ())))) == 1
 
 
 # ---- hosts that do not receive each other's messages

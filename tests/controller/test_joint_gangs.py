@@ -86,12 +86,12 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
 
 
 @pytest.mark.parametrize(
-    ("is_apart", "decisions", "gangs"),
-    [(True, 10, 3), (False, 10, 1), (False, 9, 3)],
-    ids=["apart", "together", "together, before"],
+    ("is_apart", "gangs"),
+    [(True, 3), (False, 1)],
+    ids=["apart", "together"],
 )
-def test_a_call_on_fewer_islands_has_a_gang_on_each_unless_they_communicate(is_apart: bool, decisions: int, gangs: int):
-    play = Play("3x1x1", joint_islands=4, decisions=decisions)
+def test_a_call_on_fewer_islands_has_a_gang_on_each_unless_they_communicate(is_apart: bool, gangs: int):
+    play = Play("3x1x1", joint_islands=4)
     play.send(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))
     name = play.controller.sessions[play.session].functions[1]
     for host in ALL:
@@ -217,56 +217,37 @@ def told_to_forget(play: Play, handle: int) -> list[int]:
     return [who for (_, who), each in play.sent() if isinstance(each, m.Free) and handle in each.handles]
 
 
-def losing_an_array(decisions: int) -> Play:
-    """Return a play in which an array on all islands is lost because the last island fails."""
-    play = playing(device_memory=SIZE, decisions=decisions)
+def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island():
+    play = playing(device_memory=SIZE)
     play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     for host in ALL:
         play.done(gang.sequence, host=host)
     play.lose(2, "its connection broke")
-    return play
-
-
-def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island():
-    play = losing_an_array(3)
     assert told_to_forget(play, 11) == [0, 1]
     assert len(runs(play.send(m.Launch(3, (), (12,), ())))) == 1, "it uses the freed memory"
     assert play.send(m.Release((11,))) == [], "the hosts have already forgotten it"
     assert used(play) == [0, SIZE, 0]
 
 
-def test_the_decisions_of_a_version_that_waited_for_the_client_are_repeated():
-    assert told_to_forget(losing_an_array(2), 11) == []
-
-
-def told_about_a_released_result(decisions: int) -> list[int]:
-    """Return the hosts that forget a result of a failed launch that its client waits for and has released."""
-    play = playing(device_memory=SIZE, decisions=decisions)
+def test_hosts_forget_a_result_of_a_failed_launch_once_if_its_client_has_released_it():
+    play = playing(device_memory=SIZE)
     play.proxy(play.session, m.Launch(1, (), (11,), (), wait=5))
-    received = told_to_forget(play, 11)
+    told = told_to_forget(play, 11)
     (gang,) = in_flight(play)
     for host in ALL:
         play.worker(host, m.Failed(gang.sequence, BROKEN))
     play.tick(100.0)
     play.tick(101.0)
-    return received + told_to_forget(play, 11)
+    assert told + told_to_forget(play, 11) == list(ALL)
 
 
-def test_hosts_forget_a_result_of_a_failed_launch_once_if_its_client_has_released_it():
-    assert told_about_a_released_result(6) == list(ALL)
-
-
-def test_the_decisions_of_a_version_that_had_it_forgotten_twice_are_repeated():
-    assert told_about_a_released_result(5) == [*ALL, *ALL]
-
-
-def losing_a_result(joint_islands: int, decisions: int = 4) -> tuple[Play, int]:
+def losing_a_result(joint_islands: int) -> tuple[Play, int]:
     """A launch makes an array in the place of another one. Host 0 has made its part when the last island is lost.
 
     Return the sequence number of the gang that still runs on host 1.
     """
-    play = playing(joint_islands=joint_islands, device_memory=SIZE, decisions=decisions)
+    play = playing(joint_islands=joint_islands, device_memory=SIZE)
     for program, arguments, result in ((1, (), 11), (2, (11,), 12)):
         sent = runs(play.send(m.Launch(program, arguments, (result,), ())))
         for host, run in enumerate(sent if program == 1 else sent[:1]):
@@ -289,17 +270,11 @@ def test_memory_of_a_result_that_is_still_made_counts_until_its_launch_has_ended
     assert contradictions(play.controller) == []
 
 
-def test_the_decisions_of_a_version_that_counted_such_memory_as_free_are_repeated():
-    play, _ = losing_a_result(4, decisions=3)
-    assert used(play) == [0, 0, 0]
-
-
-@pytest.mark.parametrize(("decisions", "expected"), [(9, 3), (10, 1)])
-def test_a_joint_gang_takes_one_block_for_a_value_unless_a_former_version_decided(decisions: int, expected: int):
-    play = playing(decisions=decisions)
+def test_a_joint_gang_takes_one_block_for_a_value():
+    play = playing()
     play.send(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
-    assert len(play.controller.sessions[play.session].directory.entries[11].blocks) == expected
+    assert len(play.controller.sessions[play.session].directory.entries[11].blocks) == 1
     play.send(m.Release((11,)))
     assert used(play) == [SIZE] * 3
     for host in ALL:

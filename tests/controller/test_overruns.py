@@ -139,9 +139,8 @@ def test_the_runs_of_a_closed_session_over_islands_end_with_one_world(has_ended:
         assert "its session has ended" in awaited.status.message
 
 
-@pytest.mark.parametrize(("decisions", "island"), [(9, 0), (10, 1)])
-def test_a_new_slice_is_not_where_a_stopped_run_has_not_ended(decisions, island):
-    play = Play("2x1x1", decisions=decisions)
+def test_a_new_slice_is_not_where_a_stopped_run_has_not_ended():
+    play = Play("2x1x1")
     endless, early, late = (play.open() for _ in range(3))
     (run,) = launch(play, endless, 100)  # on island 0
     play.close(endless.number)
@@ -149,9 +148,9 @@ def test_a_new_slice_is_not_where_a_stopped_run_has_not_ended(decisions, island)
     assert slice_island(play, early, 1) == 0, "it may end by itself"
     play.close(early.number)
     ticks(play, range(4, 12), run.sequence)
-    assert slice_island(play, late, 2) == island
+    assert slice_island(play, late, 2) == 1
     elsewhere = SliceRequest(1, other_island_than=tuple(late.devices.slices))
-    assert slice_island(play, late, 3, elsewhere) == 1 - island, "no other island fits"
+    assert slice_island(play, late, 3, elsewhere) == 0, "no other island fits"
     play.done(run.sequence)
     play.close(late.number)
     assert slice_island(play, play.open(), 4) == 0, "the run has ended"

@@ -1,10 +1,9 @@
 """Recordings of controllers by the version that made the decisions: what they decided for which events.
 
-`tests/journal/decisions` has a directory for each value of the setting `decisions`. A journal is replayed as it was
-written, so a later version decides the same for the events of a recording: see `test_recordings.py`.
+`tests/journal/decisions` has a directory for each value of the setting `decisions` that this version repeats. A journal
+is replayed as it was written, so a later version with the same value decides the same: see `test_recordings.py`.
 
-`python -m tests.journal.recordings` adds the directory of the present value. The directory of a former value is never
-written again.
+`python -m tests.journal.recordings` adds what is missing in the directory of the present value.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.settings import DECISIONS
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.errors import OK
@@ -43,7 +42,7 @@ from tests.journal.stored import facts
 from tests.journal.worlds import Recorded
 from tests.migration.test_suspensions import SuspendPlay
 
-DECISIONS = Path(__file__).resolve().parent / "decisions"
+RECORDINGS = Path(__file__).resolve().parent / "decisions"
 _MAX_BYTES = 64  # of contents that are compared
 _SIZE = 8  # bytes of an array on each of its devices
 
@@ -371,12 +370,12 @@ def read(path: Path) -> Recording:
 
 def stored() -> Iterator[Path]:
     """Yield the files of all recordings."""
-    yield from sorted(DECISIONS.glob("*/*.gz"))
+    yield from sorted(RECORDINGS.glob("*/*.gz"))
 
 
 def main(number: int) -> None:
     for name in RECORDED:
-        path = DECISIONS / str(number) / f"{name}.gz"
+        path = RECORDINGS / str(number) / f"{name}.gz"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(gzip.compress(msgspec.msgpack.encode(record(name)), mtime=0))
@@ -384,4 +383,4 @@ def main(number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(ClusterSettings().decisions)
+    main(DECISIONS)

@@ -1,7 +1,7 @@
-"""A controller decides for the events of a journal what the version that wrote it has decided.
+"""A controller decides for the events of a journal what the version that wrote it has decided, or refuses the journal.
 
-The hosts have received those decisions. So a change of decisions depends on the setting `decisions`: see "Change a
-stored struct" in CONTRIBUTING.md.
+The hosts have received those decisions. The setting `decisions` numbers them: see "Change a stored struct" in
+CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.settings import DECISIONS, ClusterSettings
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.errors import IncompatibleJournalError
+from atoll.journal.event_log import Header
+from atoll.operate.log_replay import replay
 from atoll.telemetry.consistency import contradictions
 from tests.controller.dumps import dumped
-from tests.journal.recordings import DECISIONS, RECORDED, decided, read, stored
+from tests.journal.recordings import RECORDED, RECORDINGS, decided, read, stored
 from tests.journal.stored import facts
 
-CURRENT = ClusterSettings().decisions
 GATE = (
-    "if this version decides differently on purpose, increase `decisions` in cluster/settings.py, keep the former "
-    "decisions for lower values, and run `python -m tests.journal.recordings`"
+    "if this version decides differently on purpose, increase `DECISIONS` in cluster/settings.py, and run "
+    "`python -m tests.journal.recordings`"
 )
 
 
@@ -47,15 +49,21 @@ def test_a_version_decides_for_recorded_events_as_the_version_that_recorded_them
     assert contradictions(controller) == []
 
 
-def test_the_journal_of_a_later_version_with_other_decisions_is_refused() -> None:
-    controller = Controller(ClusterSettings("1x1x1", decisions=CURRENT + 1))
-    with pytest.raises(
-        IncompatibleJournalError, match=f"repeat those up to {CURRENT}: continue with the later version"
-    ):
+@pytest.mark.parametrize("other", [DECISIONS - 1, DECISIONS + 1], ids=["earlier", "later"])
+def test_the_journal_of_a_version_with_other_decisions_is_refused(other: int) -> None:
+    controller = Controller(ClusterSettings("1x1x1", decisions=other))
+    with pytest.raises(IncompatibleJournalError, match=f"made the decisions {other} of this journal"):
         load_controller(dumped(controller))
 
 
-def test_each_value_of_the_setting_has_recordings() -> None:
-    there = {(path.parent.name, path.stem) for path in stored()}
-    lacking = {(str(number), name) for number in range(CURRENT + 1) for name in RECORDED} - there
-    assert not lacking, f"run `python -m tests.journal.recordings`, and commit {DECISIONS}"
+def test_an_event_log_without_the_setting_is_refused() -> None:
+    header = msgspec.to_builtins(Header("0.1", ClusterSettings()))
+    assert list(replay([msgspec.json.encode(header)])) == []
+    del header["settings"]["decisions"]
+    with pytest.raises(IncompatibleJournalError, match="made the decisions 0 of this journal"):
+        list(replay([msgspec.json.encode(header)]))
+
+
+def test_each_case_is_recorded() -> None:
+    lacking = {(str(DECISIONS), name) for name in RECORDED} - {(path.parent.name, path.stem) for path in stored()}
+    assert not lacking, f"run `python -m tests.journal.recordings`, and commit {RECORDINGS}"

@@ -6,9 +6,7 @@ import gc
 
 import pytest
 
-from atoll.cluster.settings import ClusterSettings
 from atoll.launch.dependency_tracker import (
-    FORMER_MAX_PER_SESSION,
     MAX_IN_XLA_PER_ISLAND,
     MAX_IN_XLA_PER_SESSION,
     MAX_PER_ISLAND,
@@ -16,12 +14,10 @@ from atoll.launch.dependency_tracker import (
     DependencyTracker,
 )
 from atoll.state.buffer_directory import Entry
-from atoll.state.decisions import Decisions
 from atoll.state.gang_specs import GangSpec
 from atoll.state.queued_nodes import Dependency, Gang, HostCallKind, QueuedNode
 from tests.launch.pausable_scheduler import Scheduler
 
-CURRENT = ClusterSettings("1x1x1").decisions
 PYTHON, CLIENT = HostCallKind.PYTHON, HostCallKind.CLIENT
 
 
@@ -47,9 +43,9 @@ def gang_spec(host_call: HostCallKind | None, function: str, devices: int) -> Ga
 class Launches:
     """Launches on one island. Each makes one array, with the number of the launch."""
 
-    def __init__(self, decisions: int = CURRENT) -> None:
+    def __init__(self) -> None:
         self.scheduler = Scheduler[str](1, 100)
-        self.dependencies = DependencyTracker[str](self.scheduler, self.scheduler.enqueue, Decisions.of(decisions))
+        self.dependencies = DependencyTracker[str](self.scheduler, self.scheduler.enqueue)
         self.arrays: dict[int, Entry] = {0: Entry((0,), 0)}
         self.nodes: dict[int, tuple[QueuedNode[str], ...]] = {}
 
@@ -217,13 +213,6 @@ def test_runs_beyond_a_bound_that_call_their_clients_are_deferred(launches: Laun
     assert launches.started() == [limit + 1]
     launches.end(1)
     assert launches.started() == [count]
-
-
-def test_journals_of_earlier_versions_are_repeated_with_their_limit_on_callbacks():
-    launches = Launches(decisions=9)
-    for number in range(1, MAX_PER_SESSION + 1):
-        launches.launch(number, host_call=CLIENT)
-    assert launches.started() == list(range(1, FORMER_MAX_PER_SESSION + 1))
 
 
 @pytest.mark.parametrize(

@@ -203,9 +203,8 @@ def test_while_an_unbounded_gang_runs_only_the_window_bounds_gangs_in_flight():
         assert started(scheduler) == ([9] if gang is first[-1] else []), "two gangs at most, as before"
 
 
-@pytest.mark.parametrize("tries", [True, False])
-def test_an_island_tries_to_start_gangs_when_an_unbounded_gang_has_ended(tries):
-    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS, tries_after_calls=tries)
+def test_an_island_tries_to_start_gangs_when_an_unbounded_gang_has_ended():
+    scheduler = Scheduler[str](1, 8, busy_ns=4 * MS)
     for node in (launch(1, session=2, weight=0), *(launch(i, estimate=1) for i in range(2, 20))):
         scheduler.enqueue(node)
     unbounded, *others = gangs(scheduler)
@@ -217,7 +216,7 @@ def test_an_island_tries_to_start_gangs_when_an_unbounded_gang_has_ended(tries):
     scheduler.finished(unbounded)
     for gang in others[3:]:
         scheduler.finished(gang)
-    assert scheduler.touched == ({0} if tries else set()), "without the decision, what is in line waits forever"
+    assert scheduler.touched == {0}
 
 
 def test_the_estimate_of_a_gang_is_read_when_it_is_committed():

@@ -141,12 +141,6 @@ def test_a_function_over_islands_moves_with_one_of_its_islands():
     assert len(runs(sent)) == 2
 
 
-def test_former_decisions_do_not_move_a_function_over_islands():
-    play = MovePlay("3x1x1", decisions=9)
-    with_function(play, (0, 1))
-    assert "it would span the islands 1, 2" in answer_in(play.ask(island=2)).status.message
-
-
 def moved_to_copying(play: MovePlay) -> tuple[m.Run, m.Run]:
     play.array(5)
     play.ask()

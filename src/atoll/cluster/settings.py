@@ -15,13 +15,14 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from atoll._version import __version__
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS, MIN_LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.cluster.setting_forms import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
-from atoll.errors import SettingsError
+from atoll.errors import IncompatibleJournalError, SettingsError
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
@@ -35,6 +36,9 @@ HOSTS_SECONDS = 600.0  # for the hosts of an island to join, if the engine does 
 # A gang on fewer islands is worth less than that each of them starts its part as early as possible.
 JOINT_ISLANDS = 16
 RELAY_GROUP = 16
+# The decisions that a controller makes for its events. A journal is replayed with those of the version that wrote it,
+# because hosts have received these: see "Change a stored struct" in CONTRIBUTING.md.
+DECISIONS = 10
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: see `devices.null`
 
 
@@ -264,8 +268,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
-    # The number of the decisions that a controller makes for its events: see `state.decisions`.
-    decisions: int = 10
+    decisions: int = DECISIONS
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 
@@ -434,17 +437,17 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
 
 class StoredSettings(ClusterSettings, frozen=True):
-    """The settings of a cluster as a journal or an event log has them.
+    """The settings of a cluster as a journal or an event log has them."""
 
-    A version that lacked a setting has decided without it. Its events are repeated with the same decisions, so such a
-    setting gets the value that stands for them, not its default.
-    """
-
-    joint_islands: int = 0
-    decisions: int = 0
+    decisions: int = 0  # of a version that did not store them
 
     def current(self) -> ClusterSettings:
-        """Return the settings that repeat the decisions of the version that stored them."""
+        """Return the settings. Raise IncompatibleJournalError if the version that stored them decides differently."""
+        if self.decisions != DECISIONS:
+            raise IncompatibleJournalError(
+                f"another version of atoll made the decisions {self.decisions} of this journal, and atoll "
+                f"{__version__} can repeat only the decisions {DECISIONS}: continue with that version"
+            )
         return ClusterSettings(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 

@@ -45,7 +45,7 @@ from atoll.controller.sessions.version_relief import Place, Search, VersionRelie
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.decodable import decodable
-from atoll.errors import IncompatibleJournalError, JournalError, Status
+from atoll.errors import JournalError, Status
 from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
@@ -516,17 +516,11 @@ def dump_controller(controller: Controller) -> ControllerDump:
 
 
 def load_controller(content: bytes | msgspec.Raw, version: str = __version__) -> Controller:
-    """Return the controller whose dump was encoded. Raises JournalError if it cannot be read."""
+    """Return the controller whose dump was encoded. Raises JournalError if this version cannot read or continue it."""
     try:
         found = msgspec.msgpack.decode(content, type=decodable(_StoredController))
     except msgspec.MsgspecError as error:
         raise JournalError(f"the dump of a controller cannot be read: {error}") from None
-    stored, known = found.settings.decisions, ClusterSettings().decisions
-    if stored > known:
-        raise IncompatibleJournalError(
-            f"a later version of atoll made the decisions {stored} of this journal, and atoll {__version__} can repeat "
-            f"those up to {known}: continue with the later version"
-        )
     controller = Controller(found.settings.current(), found.token, version, found.host_token)
     load(decode(found.objects), _roots(controller))
     return controller

@@ -147,7 +147,6 @@ class Controller:
             self._proxy_messages.handle,
             self._sessions.end,
             self.programs.discards,
-            state.decisions,
         )
         self._admission = Admission(
             state,
@@ -224,9 +223,7 @@ class Controller:
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.ledger)
         own = self._internal = InternalPrograms(self.programs, self.launches.launcher, self._outbox)
-        spiller = self._spiller = ArraySpiller(
-            self.sessions, self.resources, self.launches, own, self._outbox, state.decisions
-        )
+        spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launches, own, self._outbox)
         self.migrations = Migrations(
             self.resources,
             self._compilation,
@@ -236,7 +233,6 @@ class Controller:
             own,
             spiller,
             self._outbox,
-            state.decisions,
         )
         self.suspensions = Suspensions(
             self.migrations,
@@ -350,8 +346,8 @@ class Controller:
     def _subscribe(self) -> None:
         """Subscribe to the states of islands and the ends of sessions.
 
-        Each order decides the order of messages, so another order needs an attribute of `Decisions`: the journals of
-        earlier versions are replayed with theirs. The comments name what a part relies on.
+        Each order decides the order of messages, so another order needs another value of the setting `decisions`. The
+        comments name what a part relies on.
         """
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
@@ -600,8 +596,7 @@ class Controller:
         self.load.record(event.load)
         now = event.seconds
         if not self.resources.is_complete:
-            if self._state.decisions.replaces_early:
-                self._admission.engine_role.tick(now)
+            self._admission.engine_role.tick(now)
             return
         for number, status in self._sessions.silent(now):
             self.detached.client_silent(number, status)

@@ -14,7 +14,6 @@ from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
 from atoll.launch.shared_state import SharedState
 from atoll.protocol.actions import Log
-from atoll.state.decisions import Decisions
 from atoll.state.rates import TenantRates
 from atoll.state.tenants import Tenants
 from atoll.telemetry.history import WARNINGS, History
@@ -40,7 +39,6 @@ class ClusterState(SharedState):
         tenants = Tenants(settings.tenants)
         return cls(
             settings=settings,
-            decisions=Decisions.of(settings.decisions),
             tenants=tenants,
             resources=resources,
             lifecycle=Lifecycle(resources.islands),

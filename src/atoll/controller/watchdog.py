@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
-from atoll.launch.foremost_gangs import foremost_gangs, with_foremost
+from atoll.launch.foremost_gangs import with_foremost
 from atoll.launch.launches import Launches
 from atoll.launch.queued_work import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
@@ -72,7 +72,6 @@ class Watchdog:
         self._sessions = state.sessions
         self._history = state.history
         self._outbox = state.outbox
-        self._decisions = state.decisions
         self._in_flight, self._scheduler = launches.in_flight, launches.scheduler
         self._compilation = compilation
         self._queries = queries
@@ -97,13 +96,7 @@ class Watchdog:
 
     def owed(self, now: float) -> list[tuple[Subject, float]]:
         """Return all unfinished work for sessions, with the seconds for which the checks have found it."""
-        found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
-        # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
-        looked_at = {gang.sequence for gang in self._watched()}
-        for gang, ahead in self._with_foremost():
-            if ahead is None and gang.sequence not in looked_at:
-                found.append((_subject_of(gang), now - gang.started_at))
-        return found
+        return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
 
     def ahead(self, now: float, waits: Mapping[int, Sequence[Wait[GangRun]]]) -> Iterator[Ahead]:
         """Yield the gangs of other sessions that sessions wait for.
@@ -159,14 +152,10 @@ class Watchdog:
             yield ("version", wait.session, wait.request), Subject(wait.session, -1, _version_text(missing))
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
-        for gang in self._watched():
-            yield ("gang", gang.sequence), _subject_of(gang)
-
-    def _watched(self) -> Iterator[Gang[GangRun]]:
         """Yield the gangs that wait for no other gang on their hosts, since all others wait for these."""
-        if self._decisions.watches_beside_python:
-            return (gang for gang, ahead in self._with_foremost() if ahead is None)
-        return foremost_gangs(self._in_flight.values())
+        for gang, ahead in self._with_foremost():
+            if ahead is None:
+                yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, _gang_text(gang))
 
     def _with_foremost(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
         return with_foremost(self._in_flight.values(), self._resources.topology.shapes)
@@ -185,10 +174,6 @@ class Watchdog:
 
 def _hosts(hosts: list[int]) -> str:
     return f"{noun_for(len(hosts), 'host')} {', '.join(map(str, hosts))}"
-
-
-def _subject_of(gang: Gang[GangRun]) -> Subject:
-    return Subject(gang.node.session, gang.island, _gang_text(gang))
 
 
 def _gang_text(gang: Gang[GangRun], is_public: bool = False) -> Callable[[float], str]:

@@ -29,7 +29,6 @@ class BufferReleases:
         self._memory = reservations
         self._outbox = shared.outbox
         self._services = services
-        self._decisions = shared.decisions
         # Sessions that publish arrays, and of whose arrays some are ready or have failed: see `PublishedArrays`.
         self.settled: dict[int, None] = {}
 
@@ -102,11 +101,9 @@ class BufferReleases:
 
         The ledger counts the memory of these buffers as free, although hosts may have parts. Hosts in `lost` have none.
         """
-        if not self._decisions.frees_errors:
-            return
         by_hosts: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by identity, which is faster than the hash
         for handle, entry in errors:
-            if entry.released and entry.uses <= 0 and self._decisions.frees_once:
+            if entry.released and entry.uses <= 0:
                 continue  # freed already, and only here for the waits for it
             by_hosts.setdefault(id(entry.hosts), (entry.hosts, []))[1].append(handle)
             entry.hosts = ()

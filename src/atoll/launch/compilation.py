@@ -74,7 +74,6 @@ class Compilation:
     ) -> None:
         self.functions = FunctionRegistry()
         self._failures = failures
-        self._decisions = shared.decisions
         self.watch = CompileWatch()
         self._resources = shared.resources
         self._sessions = shared.sessions
@@ -201,7 +200,7 @@ class Compilation:
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
         """Fail a function that was compiled before it crashed a worker, and drop its source."""
         hosts = hosts_of(self.functions.locations[name])
-        self._expect(session, message.function, name, hosts, is_repeated=self._decisions.notes_failures)
+        self._expect(session, message.function, name, hosts, is_repeated=True)
         self._drop_source(session, name, message.feed)
         for host in sorted(hosts):
             self._settle(name, host, refused, b"")
@@ -383,7 +382,7 @@ class Compilation:
         compile_ = self._awaiting.pop((session, host, feed), None)
         if compile_ is None:
             return False
-        if self._is_needed(compile_, host):
+        if (compile_.function, host) in self.functions.waiting:
             self._request(self._sessions[session], host, compile_)
         else:
             self._outbox.to_host(host, m.DropFeed(session, feed))
@@ -442,7 +441,7 @@ class Compilation:
         It keeps a function that was compiled before.
         """
         has_function = session is not None and session.functions.get(done.function) == done.name
-        if session is not None and has_function and self._is_kept(done):
+        if session is not None and has_function and done.is_repeated:
             self._failed_again(session, done.name, why)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, why, b""))
             return
@@ -492,21 +491,16 @@ class Compilation:
             if host in hosts and (sessions is None or all(each.session in sessions for each in registrations)):
                 self._settle(name, host, status, b"")
 
-    # ---- decisions that differ for the journals of earlier versions: see `Decisions`
+    # ---- what sessions wait for
 
     def _is_on_ended_island(self, name: str) -> bool:
         """Return whether one of the function's islands will not restart."""
-        islands = islands_of(self.functions.locations[name]) if self._decisions.follows_losses else ()
-        return any(self._resources.islands[each].is_over for each in islands)
-
-    def _is_needed(self, compile_: m.Compile, host: int) -> bool:
-        """Return whether a session waits for a host to compile a function whose source has arrived there."""
-        return (compile_.function, host) in self.functions.waiting or not self._decisions.drops_sources
+        return any(self._resources.islands[each].is_over for each in islands_of(self.functions.locations[name]))
 
     def _drop_unsent_source(self, session: Session, function: int, replacement: int | None = None) -> None:
         """Do not wait for the source of a function that is dropped, or whose source is sent again as `replacement`."""
         name, request = session.functions.get(function), session.function_requests.get(function)
-        if name is None or request is None or not self._decisions.drops_sources:
+        if name is None or request is None:
             return
         for host in sorted(hosts_of(self.functions.locations[name])):
             if self._awaiting.pop((session.number, host, request.feed), None) is not None:
@@ -516,22 +510,17 @@ class Compilation:
 
     def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
         registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)
-        self.functions.expect(registration, replaces_failures=self._decisions.follows_losses)
+        self.functions.expect(registration)
 
     def replaced(self, session: Session, name: str) -> None:
         """Drop a reference of the session to the function, in whose place the session has another one."""
         self.drop_reference(name)
-        if self._decisions.follows_losses:
-            self._not_used(session, name)
+        self._not_used(session, name)
 
     def _not_used(self, session: Session, name: str) -> None:
         """Do not wait for a function that has lost a number in the session, unless others of its numbers remain."""
-        if not self._decisions.counts_numbers or not session.function_uses[name]:
+        if not session.function_uses[name]:
             self.recompilations.ended(session.number, name)
-
-    def _is_kept(self, done: Registration) -> bool:
-        """Return whether a session keeps a function that could not be compiled, because it was compiled before."""
-        return done.is_repeated and self._decisions.notes_failures
 
 
 def _raise_if(problem: Status | None) -> None:

@@ -69,7 +69,6 @@ class DelegatedRuns:
         uses: LaunchUses,
         ends: LaunchEnds,
     ) -> None:
-        self._decisions = shared.decisions
         self._builder, self._buffers, self._charges = builder, buffers, charges
         self._large_plans = large_plans
         self._uses, self._ends = uses, ends
@@ -267,8 +266,7 @@ class DelegatedRuns:
         """Start the gangs of a limited run that were held until its limits were known."""
         for gang in run.gangs_in(GangState.HELD):
             self.start(gang)
-        if self._decisions.counts_unbegun_parts:  # all of its islands may be lost
-            self._continue_if_revoked(run)
+        self._continue_if_revoked(run)  # all of its islands may be lost
 
     def island_lost(self, run: DelegatedRun, island: int) -> None:
         """Handle that an island has lost its gang of a run before any of it had started there."""
@@ -301,8 +299,7 @@ class DelegatedRuns:
             if gang is None or gang.state is not GangState.REVOKED:
                 continue
             ended = 0 if run.limits is None else run.limits[island]
-            has_begun = ended > 0 or self._decisions.counts_unbegun_parts
-            if has_begun and ended < len(run.program.parts[island].gangs):
+            if ended < len(run.program.parts[island].gangs):
                 found.append(run.launch)
         return found
 

@@ -28,7 +28,6 @@ from typing import Generic
 
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
-from atoll.state.decisions import Decisions
 from atoll.state.gang_specs import GangSpec
 from atoll.state.queued_nodes import Dependency, HostCallKind, Payload, QueuedNode
 
@@ -36,14 +35,12 @@ from atoll.state.queued_nodes import Dependency, HostCallKind, Payload, QueuedNo
 class DependencyTracker(Generic[Payload]):
     """Defers nodes while their dependencies are unresolved, and then calls `enqueue(node)` for each of them."""
 
-    def __init__(
-        self, scheduler: Scheduler[Payload], enqueue: Callable[[QueuedNode[Payload]], None], decisions: Decisions
-    ) -> None:
+    def __init__(self, scheduler: Scheduler[Payload], enqueue: Callable[[QueuedNode[Payload]], None]) -> None:
         self._scheduler = scheduler
         self._enqueue = enqueue
         self._unresolved: Counter[int] = Counter()  # by session
         self._last_python: dict[int, Dependency[Payload]] = {}  # last call of Python that was deferred, by session
-        self._client_runs: ClientRunLimits[Payload] = ClientRunLimits(decisions)
+        self._client_runs: ClientRunLimits[Payload] = ClientRunLimits()
 
     def has_some(self, session: int) -> bool:
         """Return whether the session has an unresolved dependency. If not, only unbounded launches need `order`."""
@@ -196,8 +193,6 @@ def _release(event: list[Dependency[Payload]], ready: deque[Dependency[Payload]]
 # Limits for runs on each host of an island. XLA's CPU client takes 32 runs on a device; the rest is for other runs.
 MAX_PER_ISLAND = 28
 MAX_PER_SESSION = 24  # on all islands
-FORMER_MAX_PER_ISLAND = 24
-FORMER_MAX_PER_SESSION = 20
 
 # Limits for the runs among these that occupy threads of XLA.
 MAX_IN_XLA_PER_ISLAND = 8
@@ -238,14 +233,10 @@ class ClientRunLimits(Generic[Payload]):
     run has ended.
     """
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self) -> None:
         self._admitted: dict[Dependency[Payload], None] = {}
         self._waiting: list[Dependency[Payload]] = []
-        self._all: Places[Payload] = (
-            Places(MAX_PER_SESSION, MAX_PER_ISLAND)
-            if decisions.admits_more_callbacks
-            else Places(FORMER_MAX_PER_SESSION, FORMER_MAX_PER_ISLAND)
-        )
+        self._all: Places[Payload] = Places(MAX_PER_SESSION, MAX_PER_ISLAND)
         self._in_xla: Places[Payload] = Places(MAX_IN_XLA_PER_SESSION, MAX_IN_XLA_PER_ISLAND)
         self._alone: set[str] = set()  # functions in flight that have one run at a time
 

@@ -48,7 +48,6 @@ class Failures:
         shared: SharedState,
         launches: Launches,
     ) -> None:
-        self._decisions = shared.decisions
         self._gang_ends, self._failing = launches.gang_ends, launches.failing
         self._in_flight = launches.in_flight
         self._control_flow = launches.control_flow_runs
@@ -149,8 +148,7 @@ class Failures:
         nodes = {each.number: each for each in self._scheduler.nodes(island)}
         found = {gang.node.number: gang.run.launch for gang in self._in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
-        if self._decisions.counts_ended_parts:
-            found.update((each.nodes[0].number, each) for each in self._delegated_runs.to_continue_on(island))
+        found.update((each.nodes[0].number, each) for each in self._delegated_runs.to_continue_on(island))
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
 
@@ -224,9 +222,8 @@ class Failures:
         for node in self._scheduler.nodes(island):
             if node.gangs:
                 self._failing.fail(node.gangs[0].run.launch, status)
-        if self._decisions.counts_unbegun_parts:
-            for launch in self._delegated_runs.to_continue_on(island):
-                self._failing.fail(launch, status)
+        for launch in self._delegated_runs.to_continue_on(island):
+            self._failing.fail(launch, status)
         self._scheduler.remove_island(island)
 
     def tick(self, now: float) -> None:

@@ -31,7 +31,6 @@ class FunctionReleases:
         self, shared: SharedState, drop: Callable[[Session, int], None], deferred: set[int], due: dict[int, None]
     ) -> None:
         self._sessions = shared.sessions
-        self._decisions = shared.decisions
         self._drop = drop
         self._deferred = deferred
         self.due = due
@@ -50,8 +49,6 @@ class FunctionReleases:
             session = self._sessions.get(number)
             if session is None or not session.deferred_releases:
                 self._deferred.discard(number)
-            elif not self._decisions.releases_in_steps:
-                self._release_all(session)
             elif _count_due(session, 1):
                 self.due.setdefault(number)
         left = _MAX_RELEASED
@@ -70,12 +67,6 @@ class FunctionReleases:
         for _ in range(count):
             self._drop(session, session.deferred_releases.popleft()[1])
         return count
-
-    def _release_all(self, session: Session) -> None:
-        """Do all deferred releases that need not wait any more, as before `Decisions.releases_in_steps`."""
-        self._release_due(session, len(session.deferred_releases))
-        if not session.deferred_releases:
-            self._deferred.discard(session.number)
 
 
 def _count_due(session: Session, limit: int) -> int:

@@ -49,18 +49,13 @@ class Recorder(Protocol):
 
 
 class GangCharges:
-    """Charges and counts the gangs of all islands.
+    """Charges and counts the gangs of all islands."""
 
-    Unless `is_exact`, as in earlier versions, gangs that had to be stopped are charged nothing, and some time is
-    charged twice: see `DeviceClocks`.
-    """
-
-    def __init__(self, trace: Recorder, is_exact: bool) -> None:
+    def __init__(self, trace: Recorder) -> None:
         self.tallies = Tallies()
         self.joint: dict[tuple[tuple[int, ...], str], Tally] = {}  # of joint gangs, by their islands and tenant
-        self.clocks = DeviceClocks(is_exact)
+        self.clocks = DeviceClocks()
         self._trace = trace
-        self._is_exact = is_exact
 
     def host_restarted(self, host: int) -> None:
         """Note that a host has restarted, and its clock with it."""
@@ -118,7 +113,7 @@ class GangCharges:
 
         The time of a gang that had to be stopped stays charged, since its hosts have reported that it ran.
         """
-        if run.overran and self._is_exact:
+        if run.overran:
             run.device_ns += run.advance_ns
         else:
             _add(run.launch.program.account, -run.advance_ns)

@@ -44,7 +44,6 @@ class GangEnds:
         failing: FailingLaunches,
         delegated_runs: DelegatedRuns,
     ) -> None:
-        self._awaits_processes = shared.decisions.awaits_processes
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
@@ -135,7 +134,7 @@ class GangEnds:
     def ended_with_others(self, run: GangRun, failure: Status) -> bool:
         """Return whether a gang failed by the end of a Python process, which ends with those on the other hosts."""
         is_ended_process = failure.details.kind is Kind.PYTHON and failure.details.retriable
-        return is_ended_process and len(run.spec.hosts) > 1 and self._awaits_processes
+        return is_ended_process and len(run.spec.hosts) > 1
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""

@@ -21,27 +21,15 @@ from atoll.state.session import GangRun, Launch, Session
 
 
 class LaunchBuilder:
-    """Makes launches, and numbers their gangs and feeds.
-
-    Args:
-      joins: permits the joining of short nodes.
-      starts_together: the decision of this name (`state.decisions`).
-    """
+    """Makes launches, and numbers their gangs and feeds. `joins` permits the joining of short nodes."""
 
     def __init__(
-        self,
-        scheduler: Scheduler[GangRun],
-        quarantine: Quarantine,
-        large_plans: LargePlans,
-        *,
-        joins: bool,
-        starts_together: bool,
+        self, scheduler: Scheduler[GangRun], quarantine: Quarantine, large_plans: LargePlans, *, joins: bool
     ) -> None:
         self._scheduler = scheduler
         self._quarantine = quarantine
         self._large_plans = large_plans
         self._joins = joins
-        self._starts_together = starts_together
         self._next_sequence = 1
         self._next_feed = HOST_FEEDS.start
 
@@ -141,7 +129,7 @@ class LaunchBuilder:
         tenant, since = session.tenant, launch.seconds
         node: QueuedNode[GangRun] = QueuedNode(first, session.number, tenant=tenant, age=age, since=since)
         if len(unit) > 1:
-            node.starts_together = self._starts_together and unit[0].collective and not unit[0].is_apart
+            node.starts_together = unit[0].collective and not unit[0].is_apart
         launch.nodes.append(node)
         handles, entries, suspects = launch.handles, session.directory.entries, self._quarantine.suspects
         gangs = []

@@ -72,7 +72,7 @@ class Launches:
         trace: Recorder,
         policy: Callable[[], Policy],
     ) -> None:
-        resources, sessions, decisions = shared.resources, shared.sessions, shared.decisions
+        resources, sessions = shared.resources, shared.sessions
         is_sequential = shared.settings.sequential
         self._resources = resources
         self._sessions = sessions
@@ -83,24 +83,16 @@ class Launches:
             GANG_WINDOW,
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
-            keeps_kinds=decisions.keeps_kinds,
-            tries_after_calls=decisions.tries_after_calls,
         )
         self._sequential = SequentialDispatch(self.scheduler) if is_sequential else None
         lines = self._sequential or self.scheduler
-        self.reservations = Reservations(sessions, self.scheduler, resources, services, decisions.joins_blocks)
+        self.reservations = Reservations(sessions, self.scheduler, resources, services)
         self.left_out = LeftOutCollectives(self.in_flight, shared.outbox)
-        self.charges = GangCharges(trace, decisions.exact_charges)
-        self._dependencies = DependencyTracker(self.scheduler, lines.enqueue, decisions)
+        self.charges = GangCharges(trace)
+        self._dependencies = DependencyTracker(self.scheduler, lines.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(shared, self.reservations, services)
-        self.builder = LaunchBuilder(
-            self.scheduler,
-            shared.quarantine,
-            self.large_plans,
-            joins=not is_sequential,
-            starts_together=decisions.starts_together,
-        )
+        self.builder = LaunchBuilder(self.scheduler, shared.quarantine, self.large_plans, joins=not is_sequential)
         self.feeds = LaunchFeeds(shared, self.scheduler)
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, shared.outbox)
         self.requeued = RequeuedLaunches(

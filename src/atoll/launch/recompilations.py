@@ -22,7 +22,6 @@ class Recompilations:
     def __init__(self, shared: SharedState, functions: FunctionRegistry, scheduler: Scheduler[GangRun]) -> None:
         self._functions = functions
         self._scheduler = scheduler
-        self._decisions = shared.decisions
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
@@ -41,23 +40,18 @@ class Recompilations:
 
     def _forget_failures(self, session: Session, names: Iterable[str]) -> None:
         """Have launches wait for functions that could not be compiled again, since they are compiled once more."""
-        if self._decisions.waits_for_repeats and session.failed_functions:
+        if session.failed_functions:
             for name in names:
                 session.failed_functions.pop(name, None)
 
     def _are_compiled_again(self, islands: tuple[int, ...], restarted: int) -> bool:
         """Return whether functions on these islands run on the restarted one, and all of the islands work."""
-        if restarted not in islands:
-            return False
-        return not self._decisions.follows_losses or all(self._resources.islands[each].works for each in islands)
+        return restarted in islands and all(self._resources.islands[each].works for each in islands)
 
     def island_failed(self, failed: IslandFailed) -> None:
         """Do not wait for functions of the island: they are compiled again when it has restarted."""
-        if not self._decisions.follows_losses:
-            return
         island = failed.island
-        if self._decisions.keeps_functions:
-            self._functions.stop_waiting(self._repeated_on(island))
+        self._functions.stop_waiting(self._repeated_on(island))
         self._resources.islands[island].needs_recompile.clear()
         for other in self._resources.islands.values():
             for number, names in list(other.needs_recompile.items()):

@@ -51,7 +51,6 @@ class ProgramRegistry:
         estimates: Estimates,
     ) -> None:
         self._joint_islands = shared.settings.joint_islands
-        self._decisions = shared.decisions
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
         self._sessions = shared.sessions
@@ -99,8 +98,6 @@ class ProgramRegistry:
         nodes = definition.nodes
         if len(nodes) > SMALL_NODES:
             return True
-        if not self._decisions.counts_values:
-            return False
         return len(definition.arguments) + sum([len(each.inputs) + len(each.outputs) for each in nodes]) > SMALL_VALUES
 
     def _unreported(self, functions: Mapping[int, str]) -> str | None:
@@ -247,8 +244,6 @@ class ProgramRegistry:
             self._compilation.functions.reports,
             account,
             self._joint_islands,
-            self._decisions.joins_few,
-            self._decisions.counts_grouped_reads,
         )
         return program, (yield from self._estimates.keys_of(program))
 

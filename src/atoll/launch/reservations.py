@@ -21,7 +21,7 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
-from atoll.state.memory_ledger import Block, MemoryLedger, divide, joint_requirement, undivided
+from atoll.state.memory_ledger import Block, MemoryLedger, joint_requirement, undivided
 from atoll.state.memory_quotas import QUOTAS, MemoryQuota
 from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.state.session import GangRun, Inherited, Session
@@ -46,7 +46,7 @@ class _Need(msgspec.Struct, frozen=True):
 
 
 class Reservations:
-    """Takes memory from the ledger for gangs and entries, and returns it. `joins_blocks`: see `Decisions`."""
+    """Takes memory from the ledger for gangs and entries, and returns it."""
 
     def __init__(
         self,
@@ -54,14 +54,12 @@ class Reservations:
         scheduler: Scheduler[GangRun],
         resources: ResourceManager,
         services: LaunchServices,
-        joins_blocks: bool = True,
     ) -> None:
         self.ledger = MemoryLedger()
         self.waits = MemoryWaits(self.ledger, sessions, scheduler, services, self._lack)
         self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources
-        self._joins_blocks = joins_blocks
 
     # ---- reserve
 
@@ -219,9 +217,9 @@ class Reservations:
         run, spec = need.gang.run, need.spec
         entries = run.launch.entries
         for value, requirement in need.fresh:
-            blocks = self._take_whole(need, requirement, owner, users=2)
-            entries[value].blocks.add_all(blocks)
-            run.blocks += blocks
+            block = self._take_whole(need, requirement, owner, users=2)
+            entries[value].blocks.add(block)
+            run.blocks.append(block)
         for _, some in groupby(need.inherited, key=lambda each: id(each[0])):
             group = list(some)
             entry, donor, _ = group[0]
@@ -229,15 +227,14 @@ class Reservations:
             entry.blocks.add_all([block for _, _, block in group])
         run.inherited = need.inherited
         if spec.scratch:
-            run.blocks += self._take_whole(need, spec.scratch, owner)
+            run.blocks.append(self._take_whole(need, spec.scratch, owner))
 
     def _take_whole(
         self, need: _Need, requirement: MemoryRequirement, owner: MemoryLedger | None, users: int = 1
-    ) -> tuple[Block, ...]:
-        """Take memory of a joint gang. Return its one block, or its parts by former decisions."""
+    ) -> Block:
+        """Take memory of a joint gang, on all of its islands."""
         account = need.gang.run.launch.program.account
-        block = self.ledger.take_joint(requirement, need.spec.span_of(requirement), owner, account, users)
-        return (block,) if self._joins_blocks else divide(block)
+        return self.ledger.take_joint(requirement, need.spec.span_of(requirement), owner, account, users)
 
     def _consumed(self, gang: Gang[GangRun], spec: GangSpec) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.

@@ -54,8 +54,6 @@ class Scheduler(QueuedWork[Payload]):
       policy: makes the scheduling policy of an island.
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
-      keeps_kinds: `Decisions.keeps_kinds`.
-      tries_after_calls: `Decisions.tries_after_calls`.
     """
 
     def __init__(
@@ -65,13 +63,9 @@ class Scheduler(QueuedWork[Payload]):
         policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
-        keeps_kinds: bool = True,
-        tries_after_calls: bool = True,
     ) -> None:
         super().__init__()
         self.window = window
-        self._keeps_kinds = keeps_kinds
-        self._tries_after_calls = tries_after_calls
         self._busy_ns = busy_ns
         self._policy = policy
         for record in islands:
@@ -148,11 +142,7 @@ class Scheduler(QueuedWork[Payload]):
 
     def lacks(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Note that the node lacks one more thing. This has no effect after the node was committed."""
-        if self._keeps_kinds:
-            node.note_missing(reason)
-        else:
-            node.missing += 1
-            node.lacks = reason
+        node.note_missing(reason)
         if node.gangs and node.gangs[0].state is GangState.READY:
             self._wait(node, reason)
 
@@ -270,8 +260,7 @@ class Scheduler(QueuedWork[Payload]):
                     self.touched.add(lines.record.number)
             if not gang.weight:
                 lines.count_unbounded(-1)
-                if self._tries_after_calls:  # full hosts may take gangs now, and no gang in flight will report it
-                    self.touched.add(lines.record.number)
+                self.touched.add(lines.record.number)  # full hosts may take gangs, and no gang in flight will report it
             if lines.draining and lines.in_flight == 0:
                 lines.draining = False
                 self.touched.add(lines.record.number)

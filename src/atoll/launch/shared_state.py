@@ -11,7 +11,6 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
 from atoll.state.buffer_directory import SpilledArray
-from atoll.state.decisions import Decisions
 from atoll.state.offenses import TenantOffenses
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
@@ -31,7 +30,6 @@ class SharedState:
     """Records that make no decisions. They change, but are never replaced."""
 
     settings: ClusterSettings
-    decisions: Decisions
     resources: ResourceManager
     connections: Connections
     outbox: Outbox

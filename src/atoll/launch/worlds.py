@@ -77,7 +77,6 @@ class Worlds:
         self._in_flight = launches.in_flight
         self._resources = shared.resources
         self._outbox = shared.outbox
-        self._names_ended_runs = shared.decisions.names_ended_runs
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
         self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
         self._causes: dict[int, Status] = {}  # why the worlds of some of them were replaced
@@ -175,13 +174,12 @@ class Worlds:
         world = self._worlds[key]
         in_flight = {gang.node.number: gang.node for gang in self._in_flight.values()}
         left = {each.number: status for each in (node, *others) if world_of(each) == key}
-        if self._names_ended_runs and any(_has_ended_on_a_host(in_flight[each]) for each in left if each in in_flight):
+        if any(_has_ended_on_a_host(in_flight[each]) for each in left if each in in_flight):
             status = _of_others(status)
             left = {each.number: status for each in in_flight.values() if world_of(each) == key} | left
         self._left = self._left & in_flight.keys() | left.keys()
         self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
-        if self._names_ended_runs:
-            self._causes |= left
+        self._causes |= left
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
         self._close(world, status, left, new.number)
@@ -208,7 +206,7 @@ class Worlds:
         """Have the hosts close a world. The nodes that have `left` it may not have begun on all hosts."""
         del self._worlds[world.tenant, world.islands]
         ended: dict[int, list[int]] = {}
-        for gang in self._in_flight.values() if self._names_ended_runs else ():
+        for gang in self._in_flight.values():
             if gang.node.number in left:
                 for host in gang.run.hosts_left:
                     ended.setdefault(host, []).append(gang.sequence)

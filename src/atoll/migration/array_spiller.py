@@ -32,7 +32,6 @@ from atoll.migration.migration_interfaces import Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
-from atoll.state.decisions import Decisions
 from atoll.state.session import Launch, Session
 
 _MAX_DROPPED = 1024  # pieces of a message
@@ -114,9 +113,7 @@ class ArraySpiller:
         launches: Launches,
         internal: InternalPrograms,
         out: Out,
-        decisions: Decisions,
     ) -> None:
-        self._decisions = decisions
         self._sessions = sessions
         self._resources = resources
         self._launcher, self._failing = launches.launcher, launches.failing
@@ -478,14 +475,13 @@ class ArraySpiller:
 
     def refused(self, arrays: Iterable[SpilledArray]) -> None:
         """Drop the files of a session that an earlier cluster suspended on disk, and that does not continue."""
-        if self._decisions.drops_later:
-            self.drop_files(arrays)
+        self.drop_files(arrays)
 
     def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
         """Drop pieces. If the host is not there, its memory is lost, and it removes the files later."""
         if pieces and self._is_there(host):
             self._out.to_host(host, m.DropSpilled(session, pieces))
-        elif self._decisions.drops_later:
+        else:
             left = self._left.setdefault(host, {})
             left.update((piece.path, None) for piece in pieces if piece.path)
             for path in list(islice(left, max(0, len(left) - MAX_LEFT))):

@@ -32,7 +32,6 @@ from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import COPY_HANDLES
 from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of, islands_of
-from atoll.state.decisions import Decisions
 from atoll.state.durations import Durations
 from atoll.state.programs import device_groups
 from atoll.state.session import Session
@@ -108,7 +107,6 @@ class Migrations:
         internal: InternalPrograms,
         spiller: ArraySpiller,
         outbox: Out,
-        decisions: Decisions,
     ) -> None:
         self.under_way: dict[int, Migration] = {}  # by session
         self._resources = resources
@@ -120,7 +118,6 @@ class Migrations:
         self._internal = internal
         self._spiller = spiller
         self._outbox = outbox
-        self._decisions = decisions
         self._states: Durations[tuple[int, MigrationState]] = Durations()  # by migration and state
         self._next_handle = COPY_HANDLES.start  # of copies
         self._next_number = 1
@@ -132,7 +129,7 @@ class Migrations:
         self.check_free(session)
         if session.is_suspended:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspension_text}")
-        return check_changes(session, plan(), self._resources, self._decisions)
+        return check_changes(session, plan(), self._resources)
 
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin a migration. Raises StatusError if it is impossible."""
@@ -162,7 +159,7 @@ class Migrations:
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
-        changes, islands = check_changes(session, plan(), self._resources, self._decisions, may_stay=True)
+        changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
         migration = Migration(
             self.next_number(),
             session,
@@ -246,7 +243,7 @@ class Migrations:
     def _compile(self, migration: Migration) -> None:
         session = migration.session
         migration.changes, migration.islands = check_changes(
-            session, migration.plan(), self._resources, self._decisions, may_stay=session.is_suspended
+            session, migration.plan(), self._resources, may_stay=session.is_suspended
         )
         after = {**session.devices.locations, **migration.changes}
         asked: list[tuple[int, tuple[int, ...]]] = []

@@ -17,7 +17,6 @@ from atoll.ir.types import DTYPE_BITS, Opaque, shard_shape
 from atoll.launch.reservations import Reservations
 from atoll.quantities import human_bytes
 from atoll.state.buffer_directory import Entry
-from atoll.state.decisions import Decisions
 from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.programs import RegisteredProgram, device_groups
 from atoll.state.session import Session
@@ -27,7 +26,7 @@ Changes = Mapping[int, DeviceLocation]
 
 
 def check_changes(
-    session: Session, wanted: Changes, resources: ResourceManager, decisions: Decisions, may_stay: bool = False
+    session: Session, wanted: Changes, resources: ResourceManager, may_stay: bool = False
 ) -> tuple[Changes, set[int]]:
     """Return the part of `wanted` that is a change, and the islands it affects.
 
@@ -56,7 +55,7 @@ def check_changes(
 
     def check_together(what: str, devices: Collection[int]) -> None:
         is_spanning = len({locations[device].island for device in devices if device in locations}) > 1
-        if not (decisions.moves_over_islands and is_spanning):
+        if not is_spanning:
             _check_together(what, devices, changes, after)
 
     for definition in session.definitions.values():

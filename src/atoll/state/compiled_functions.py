@@ -156,18 +156,12 @@ class FunctionRegistry:
         self.reports.pop(name, None)
         return True
 
-    def expect(self, registration: Registration, replaces_failures: bool = True) -> None:
+    def expect(self, registration: Registration) -> None:
         """Expect answers for the registration from all of its hosts.
 
         The session's former registrations of the same function end with this one. Failures of the former registrations
-        do not count, because the hosts compile again. Unless `replaces_failures`, as in earlier versions, they count.
+        do not count, because the hosts compile again.
         """
-        if replaces_failures:
-            self._replace_failures(registration)
-        for host in registration.pending:
-            self._await(registration.name, host, registration)
-
-    def _replace_failures(self, registration: Registration) -> None:
         hosts, key = registration.pending, (registration.session, registration.function)
         waiting = [each for host in hosts for each in self.waiting.get((registration.name, host), ())]
         former = {id(each): each for each in waiting if (each.session, each.function) == key}
@@ -176,6 +170,8 @@ class FunctionRegistry:
             for host in hosts - each.pending:
                 self._await(each.name, host, each)
             each.pending |= hosts
+        for host in hosts:
+            self._await(registration.name, host, registration)
 
     def stop_waiting(self, registrations: Iterable[Registration]) -> None:
         """Expect no more answers for these registrations. Answers that still arrive have no effect."""

@@ -98,14 +98,9 @@ class _Clocks:
 
 
 class DeviceClocks:
-    """The clocks of the devices of all hosts. Times are those that hosts report, in nanoseconds.
+    """The clocks of the devices of all hosts. Times are those that hosts report, in nanoseconds."""
 
-    Unless `is_exact`, as in earlier versions, delegated runs are charged again for time of transfers, and so are
-    computations after one that had only some of the devices of a transfer.
-    """
-
-    def __init__(self, is_exact: bool = True) -> None:
-        self._is_exact = is_exact
+    def __init__(self) -> None:
         self._hosts = _Clocks()
 
     def ended(
@@ -213,7 +208,7 @@ class DeviceClocks:
         Forget the transfers that ended before it, for its devices. See `_after`.
         """
         clocks = self._hosts
-        began, hidden, left = _after(clocks.moves[number], clocks.end[number], its, started, ended, self._is_exact)
+        began, hidden, left = _after(clocks.moves[number], clocks.end[number], its, started, ended)
         clocks.keep_moves(number, left)
         return began, hidden
 
@@ -247,7 +242,7 @@ class DeviceClocks:
         began = max(started, end)
         found = max(0, busy + max(started, free) - began)
         moves = clocks.moves[number]
-        if moves and self._is_exact:
+        if moves:
             moved = _united(each for each in moves if _meet(each.devices, devices))
             hidden = sum([max(0, min(stop, ended) - max(start, began)) for start, stop in moved])
             found = min(found, max(0, ended - began - hidden))
@@ -260,7 +255,7 @@ class DeviceClocks:
 
 
 def _after(
-    known: list[_Move], end: int, its: tuple[int, ...], started: int, ended: int, is_exact: bool
+    known: list[_Move], end: int, its: tuple[int, ...], started: int, ended: int
 ) -> tuple[int, int, list[_Move]]:
     """Return when a computation began, after the transfers that preceded it on its devices, and the time since then
     that was charged to transfers. Also return the transfers that did not end before it, for these devices.
@@ -273,13 +268,12 @@ def _after(
       its: the devices of the computation.
       started: its dispatch.
       ended: its end.
-      is_exact: see `DeviceClocks`.
     """
     moves: list[_Move] = []
     left: list[_Move] = []
     for each in known:
         (moves if each.ended <= ended and _meet(each.devices, its) else left).append(each)
-    rests = ((each, tuple(sorted({*each.devices} - {*its}))) for each in moves if is_exact)
+    rests = ((each, tuple(sorted({*each.devices} - {*its}))) for each in moves)
     parts = [_Move(each.started, each.began, each.ended, rest) for each, rest in rests if rest]
     began = max([started, *(each.ended for each in moves if each.started <= started)])
     free = max(began, end)

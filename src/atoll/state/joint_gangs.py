@@ -26,20 +26,18 @@ def joint_nodes(
     nodes: Sequence[Unit],
     least: int,
     shared: Callable[[MemoryRequirement], MemoryRequirement],
-    least_together: int,
 ) -> Steps[tuple[Unit, ...]]:
     """Return the nodes, with a joint gang for each node whose gangs are alike and on several or many islands.
 
     Args:
       nodes: the gangs of each node, one per island.
-      least: number of islands from which a node has a joint gang.
+      least: number of islands from which a node has a joint gang; if its islands communicate, 2 are enough.
       shared: returns one object for equal requirements.
-      least_together: as `least`, for nodes whose islands communicate.
     """
     found: list[Unit] = []
     for node in nodes:
         are_together = node[0].collective and not node[0].is_apart
-        if len(node) >= (least_together if are_together else least) and (yield from _are_alike(node)):
+        if len(node) >= (2 if are_together else least) and (yield from _are_alike(node)):
             found.append(((yield from _joint(node, shared)),))
         else:
             found.append(node)

@@ -48,8 +48,6 @@ def register_in_steps(
     compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
     joint_islands: int = 0,
-    joins_few: bool = True,
-    counts_grouped_reads: bool = True,
 ) -> Steps[RegisteredProgram]:
     """Lower a program, and return what its launches need.
 
@@ -61,7 +59,6 @@ def register_in_steps(
       compiled: the workers' reports about functions, by name.
       account: the account that launches are charged to.
       joint_islands: number of islands from which a call of one function has a joint gang, or 0.
-      joins_few, counts_grouped_reads: the decisions of these names (`state.decisions`).
 
     Raises:
       StatusError: INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
@@ -80,16 +77,15 @@ def register_in_steps(
         raise invalid(f"program {program.name!r} is too large for one message to a host: split it")
     segments_of = yield from _segments_of(lowered)
     specs, reports = yield from _declared(program)
-    gangs = _GangSpecs(counts_grouped_reads)
+    gangs = _GangSpecs()
     for gang in lowered.gangs:
         gangs.add(gang, segments_of.pop(), lowered, position_of, program, compiled.get(gang.function, _UNKNOWN))
         yield
     values, inner = yield from _values(program, lowered, position_of, gangs.memory)
     nodes = tuple((yield from collected(tuple(each) for each in gangs.by_node.values())))
     joint = nodes
-    least_together = min(joint_islands, 2) if joins_few else joint_islands
-    if joint_islands and len(gangs.islands) >= max(least_together, 2):
-        joint = yield from joint_nodes(nodes, joint_islands, gangs.shared, least_together)
+    if joint_islands and len(gangs.islands) > 1:
+        joint = yield from joint_nodes(nodes, joint_islands, gangs.shared)
     result_specs = tuple((yield from collected(specs[value] for value in program.results)))
     result_values = yield from collected(value for value in lowered.results if value >= count)
     argument_memory = tuple((yield from collected(value.memory for value in lowered.values[:count])))
@@ -227,8 +223,7 @@ class _GangSpecs:
       memory: the memory of values whose functions report another one than was declared.
     """
 
-    def __init__(self, counts_grouped_reads: bool) -> None:
-        self._counts_grouped_reads = counts_grouped_reads
+    def __init__(self) -> None:
         self.by_node: dict[int, list[GangSpec]] = {}
         self.islands: set[int] = set()
         self.functions: dict[str, None] = {}
@@ -272,12 +267,7 @@ class _GangSpecs:
     ) -> GangSpec:
         host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
         steps = [step for segment in segments.values() for step in segment.steps]
-        uses = {
-            value
-            for step in steps
-            if self._counts_grouped_reads or not isinstance(step, p.GetAll)
-            for value in p.uses(step)
-        }
+        uses = {value for step in steps for value in p.uses(step)}
         return GangSpec(
             island=gang.island,
             hosts=gang.hosts,

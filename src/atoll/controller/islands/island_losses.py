@@ -36,7 +36,6 @@ class IslandLosses:
         compilation: Compilation,
         queries: Queries,
     ) -> None:
-        self._decisions = state.decisions
         self._resources = state.resources
         self._sessions = state.sessions
         self._outbox = state.outbox
@@ -91,14 +90,12 @@ class IslandLosses:
             elif entry.state is not BufferState.FAILED or entry.blocks:
                 others.append((handle, entry))
         for handle, entry in others:
-            if self._decisions.keeps_parts and not entry.ready:
-                self._reservations.release_on(hosts, entry)
-            else:
-                self._reservations.release(entry)
             error = status.within(entry.producer)
             if not entry.ready:
+                self._reservations.release_on(hosts, entry)
                 self._buffers.settle(session, handle, error)
             else:
+                self._reservations.release(entry)
                 session.directory.lose(entry, error)
         # If the arrays of a session are being restored, those that are lost may become spilled ones again.
         is_moving = session.is_suspended or session.has_spilled

@@ -67,7 +67,6 @@ class IslandRecovery:
         worlds: Worlds,
     ) -> None:
         self._worlds = worlds
-        self._replaces_soon = state.decisions.replaces_soon
         self._sessions = state.sessions
         self._resources = state.resources
         self._lifecycle = state.lifecycle
@@ -294,7 +293,7 @@ class IslandRecovery:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
-            is_ended = self._replaces_soon and gang.node.session not in self._sessions
+            is_ended = gang.node.session not in self._sessions
             if seconds > (ENDED_SECONDS if is_ended else HALF_FAILED_SECONDS):
                 error = gang.run.failure or gang.run.launch.error or OK
                 if self._replace_world(gang, error, hanging):

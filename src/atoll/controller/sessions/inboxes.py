@@ -19,7 +19,6 @@ from atoll.errors import Code, Status, StatusError
 from atoll.launch.large_launches import LARGE_NODES
 from atoll.launch.launch_checks import check_credits
 from atoll.protocol import messages as m
-from atoll.state.decisions import Decisions
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
 from atoll.state.stepped_work import Discards, TurnFailedError, Turns
@@ -57,8 +56,6 @@ _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.MakeError: lambda message: len(message.handles) // 16,
     m.Publish: lambda message: len(message.handles) // 16,
     m.ReadVersion: lambda message: len(message.results) // 2,
-}
-_MORE_ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.Await: lambda message: len(message.handles) // 16,
     m.RegisterFunction: lambda message: sum(map(len, message.assignment)) // 16,
     m.RegisterSwitch: lambda message: len(message.branches) // 16,
@@ -156,9 +153,7 @@ class Inboxes:
         handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
-        decisions: Decisions,
     ) -> None:
-        self._counts_lists = decisions.counts_lists
         self._sessions = sessions
         self._handle = handle
         self._end = end
@@ -212,11 +207,11 @@ class Inboxes:
             nodes = len(program.nodes) if program.__class__ is RegisteredProgram else 0
             self._cost += _COST_OF_LAUNCH + nodes if nodes <= LARGE_NODES else _COST_OF_LAUNCH
             listed = len(message.arguments) + len(message.results) + len(message.feeds)
-            if (program is None or listed > _SMALL_ITEMS) and self._counts_lists:
+            if program is None or listed > _SMALL_ITEMS:
                 self._cost += _more_of_launch(session, message)
         else:
             self._cost += _COST
-            items = self._items_of(kind)
+            items = _ITEMS.get(kind)
             if items is not None and items(message) > _SMALL_ITEMS:
                 return False
             if kind in _OF_PROGRAMS:
@@ -225,14 +220,10 @@ class Inboxes:
                     return False
         return self._cost <= _MAX_COST
 
-    def _items_of(self, kind: type[Any]) -> Callable[[Any], int] | None:
-        items = _ITEMS.get(kind)
-        return _MORE_ITEMS.get(kind) if items is None and self._counts_lists else items
-
     def _steps_of(self, session: Session, message: Any) -> int:
-        items = self._items_of(type(message))
+        items = _ITEMS.get(type(message))
         count = items(message) if items is not None else _launched_nodes(session, message)
-        if self._counts_lists and type(message) is m.Launch:
+        if type(message) is m.Launch:
             count += _more_of_launch(session, message)
         return max(_STEPS_PER_MESSAGE, count // _ITEMS_PER_STEP)
 

@@ -194,7 +194,6 @@ class SliceRequests:
         evict_for: Callable[[Session, Callable[[], Choice], Callable[[], None]], bool],
         overrun_islands: Callable[[], set[int]],
     ) -> None:
-        self._avoids_overruns = state.decisions.avoids_overruns
         self._overrun_islands = overrun_islands
         self._sessions = state.sessions
         self._resources = state.resources
@@ -210,7 +209,7 @@ class SliceRequests:
                 message.slice_request,
                 self._islands(session.platform),
                 self._free,
-                self._overrun_islands() if self._avoids_overruns else (),
+                self._overrun_islands(),
             )
 
         try:

@@ -90,7 +90,6 @@ class PublishedArrays:
         internal: InternalPrograms,
         spiller: ArraySpiller,
     ) -> None:
-        self._decisions = state.decisions
         self._begun: Turns[Publication] = Turns()  # at most one per session
         self.begun = self._begun.waiting
         self.due = launches.buffers.settled  # sessions whose pending versions may have more arrays to take over
@@ -130,7 +129,7 @@ class PublishedArrays:
         publication = Publication(session, message)
         try:
             self._check_request(session, message)
-            if self._decisions.begins_in_steps and len(message.handles) > _MAX_BEGUN:
+            if len(message.handles) > _MAX_BEGUN:
                 session.in_steps += 1
                 self._begun.add(session.number, session.tenant.name, publication)
                 return
@@ -263,14 +262,12 @@ class PublishedArrays:
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
-        if not any(self._work) and self._decisions.completes_in_steps:
+        if not any(self._work):
             self._vaults.proceed()
             return
         if self.begun:
             self._proceed_publications()
-        if not self._decisions.completes_in_steps:
-            self._take_over_of_all()
-        elif self.due:
+        if self.due:
             self._take_over()
         self._vaults.proceed()
         self.copies.proceed()
@@ -294,16 +291,6 @@ class PublishedArrays:
                     self.due[number] = None
                     break
 
-    def _take_over_of_all(self) -> None:
-        self.more.clear()
-        self.due.clear()
-        left = _MAX_ADOPTED
-        for version in list(self.names.pending.values()):
-            left -= self._take_over_of(version, left)
-            if left <= 0 and version.state is VersionState.PENDING:
-                self.more[version.key] = None
-                break
-
     def _take_over_of(self, version: Version, limit: int) -> int:
         """Take over the next arrays of a version, and complete it if these are the last. Return their number."""
         if self._is_beginning(version):
@@ -317,7 +304,7 @@ class PublishedArrays:
         if len(version.held) == len(version.handles):
             session.publishing -= 1
             self._perform(self.names.complete(self._outbox.seconds, version))
-            if self._decisions.writes_what_stays and version.state is VersionState.FREED:  # newer ones are complete
+            if version.state is VersionState.FREED:  # newer ones are complete
                 return count
             if version.replicas > 1:
                 self.copies.examine(version)

@@ -39,7 +39,6 @@ class Vaults:
         # Arrays to free, by session: vaults, and sessions whose versions have failed. With them, what is lent of these
         # arrays. Sessions take turns.
         self.leaving: Turns[tuple[list[int], list[tuple[int, int]]]] = Turns()
-        self._in_steps = state.decisions.completes_in_steps
         self._freed = 0  # arrays since the last flush
         self.by_tenant: dict[str, int] = {}  # sessions, by the name of their tenant
         self._next_handle = 1  # in vaults
@@ -276,7 +275,7 @@ class Vaults:
         Flushes free the rest if `_MAX_FREED` arrays have been freed since the last one.
         """
         self._freed += len(handles)
-        if self._in_steps and self._freed > _MAX_FREED:
+        if self._freed > _MAX_FREED:
             self.leaving.add(session.number, session.tenant.name, (list(handles), list(lent)))
             return
         self._buffers.release(session, tuple(handles), delete=False)
