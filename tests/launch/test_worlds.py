@@ -11,9 +11,12 @@ from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.launch.worlds import IDLE_WORLDS, MAX_WORLDS
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
+from atoll.state.closed_worlds import ended_with_others
 from atoll.state.gang_states import GangState
 from tests.controller.dumps import check_dump
 from tests.controller.play import Play, on, runs
+
+ENDED = Status(Code.CANCELLED, "its session has ended")
 
 
 def of(messages: list[Any], kind: type[Any]) -> list[Any]:
@@ -237,6 +240,31 @@ def test_the_world_of_a_run_is_replaced_soon_if_it_failed_by_the_end_of_its_sess
     play.report(0, m.Failed(first.sequence, Status(Code.CANCELLED, "its session has ended")))
     sent = [message for _, message in sent_until(play, 4)]
     assert (len(of(sent, m.CloseWorld)), of(sent, m.RestartIsland)) == (closes, [])
+
+
+def test_the_world_of_a_run_that_only_some_hosts_began_is_replaced_soon():
+    """Host 0 has ended the stopped run, which is not known yet, and begun the next one, which failed with the world."""
+    play = Play("2x1x1")
+    with_function(play)
+    stopped, late = (runs(play.send(m.Launch(1, (), (handle,), ())))[0] for handle in (11, 12))
+    node = play.controller.launches.in_flight[stopped.sequence].node
+    assert play.controller._worlds.replace(node, ENDED)
+    (first, second) = of(play.outbox(), m.CloseWorld)
+    assert first.ended == second.ended == (stopped.sequence,)
+    play.done(stopped.sequence, host=0)
+    play.report(0, m.Failed(late.sequence, ended_with_others(ENDED)))
+    play.report(1, m.Failed(stopped.sequence, ENDED))
+    sent = [message for _, message in sent_until(play, 4)]
+    assert [(each.world, each.ended) for each in of(sent, m.CloseWorld)] == [(first.successor, (late.sequence,))] * 2
+    assert of(play.report(1, m.Failed(late.sequence, ENDED)), m.CollectiveEnded) == [
+        m.CollectiveEnded(late.sequence),
+        m.CollectiveEnded(late.sequence),
+    ]
+    sent_until(play, 8)
+    error = play.controller.sessions[play.session].directory.entries[12].error
+    assert error is not None
+    assert (error.code, error.details.retriable) == (Code.UNAVAILABLE, True)
+    assert "its session has ended" in error.message
 
 
 def test_the_world_of_a_run_is_replaced_although_its_function_was_released():

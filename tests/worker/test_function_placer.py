@@ -22,6 +22,7 @@ from atoll.protocol.messages import (
     LoadInWorld,
     NeedsWorld,
 )
+from atoll.state.closed_worlds import ended_with_others
 from atoll.worker.compile_results import CompileResult
 from atoll.worker.function_placer import FunctionPlacer
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
@@ -216,8 +217,15 @@ def test_a_function_is_forgotten_if_no_session_uses_it_or_its_world_has_no_succe
     assert rig.take() == [("unload", "a")]
     assert rig.records.find("a") is None
     assert rig.worlds.joins == {}
-    assert rig.placer.closing_status(5) == LOST
-    assert rig.placer.closing_status(6) == OK
+    assert rig.placer.closing_status(5, 1) == LOST
+    assert rig.placer.closing_status(6, 1) == OK
+
+
+def test_a_run_that_the_controller_did_not_end_with_its_world_ends_with_the_others(rig: Rig) -> None:
+    rig.placer.close_world(CloseWorld(5, LOST, ended=(7, 8)))
+    assert rig.placer.closing_status(5, 7) == LOST
+    assert rig.placer.closing_status(5, 9) == ended_with_others(LOST)
+    assert ended_with_others(LOST).details.retriable
 
 
 def test_a_function_whose_world_was_closed_while_it_was_compiled_moves_to_the_successor(rig: Rig) -> None:

@@ -154,6 +154,38 @@ def test_runs_of_other_worlds_do_not_wait(rig: Rig) -> None:
     assert rig.awaits(world=3)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_runs_of_a_new_world_wait_for_a_run_that_others_may_begin_there(rig: Rig, fails: bool) -> None:
+    _, token = rig.start(5, world=3)
+    if fails:  # because the world is closed
+        token.end(RuntimeError("broken"))
+    rig.runs.closed(3, 4, ended=(4,))
+    assert rig.awaits(world=4)
+    if not fails:
+        token.end(RuntimeError("broken"))
+    assert rig.woken.wait(SECONDS)
+    assert rig.awaits(world=4), "other hosts may have begun it in the new world"
+    assert rig.runs.ended(5)
+    assert not rig.awaits(world=4)
+
+
+@pytest.mark.parametrize(("successor", "ended"), [(4, (5,)), (0, ())], ids=["no host begins it", "no new world"])
+def test_runs_of_a_new_world_do_not_wait_for_a_run_that_ended_with_the_closed_one(
+    rig: Rig, successor: int, ended: tuple[int, ...]
+) -> None:
+    rig.start(5, world=3)
+    rig.runs.closed(3, successor, ended)
+    assert not rig.awaits(world=4)
+
+
+def test_runs_of_a_new_world_do_not_wait_for_a_run_that_had_succeeded(rig: Rig) -> None:
+    run, token = rig.start(5, world=3)
+    token.end()
+    run.block_until_ready()
+    rig.runs.closed(3, 4, ended=())
+    assert not rig.awaits(world=4)
+
+
 def fail_on_a_device(run: JointRun) -> None:
     output: Any = run.output
     output.shards[1].end(RuntimeError("broken"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -171,6 +173,77 @@ def it_begins_no_run_that_has_ended_with_its_world(rig: Rig) -> None:
     later, _ = start_segments(rig, (collective,), a)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == later
     assert not rig.executor.plan_executor.ended_runs
+
+
+class InWorld:
+    """A loaded function that runs together with hosts of another island, in a world."""
+
+    def __init__(self, loaded: Any, world: int) -> None:
+        self._loaded = loaded
+        self.world = world
+        self.is_joint = True
+        self.error: Exception | None = None  # of a run that fails inside the call, or that waits on a thread
+        self.has_begun, self.has_failed = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+    def execute(self, *arguments: Any) -> Any:
+        if self.has_failed.is_set() and self.error is not None:
+            raise self.error
+        outputs, token = self._loaded.execute(*arguments)
+        self.has_begun.set()
+        return outputs, token if self.error is None else self
+
+    def block_until_ready(self) -> None:
+        assert self.has_failed.wait(SECONDS)
+        assert self.error is not None
+        raise self.error
+
+
+def in_world(rig: Rig, world: int) -> tuple[tuple[p.Segment, ...], InWorld]:
+    """Return the segment of a function in a world, and the function."""
+    name = rig.function(add, spec(), spec())
+    function = rig.functions.records.get(name)
+    made = InWorld(function.loaded, world)
+    function.loaded = cast(Any, made)
+    rig.functions.placer.note_loaded(function)
+    return (p.Segment(0, (p.Execute(name, (0, 0), 1, (), (), False),), (1,), collective=True),), made
+
+
+GONE = Status(Code.UNAVAILABLE, "host 1 has left the world")
+
+
+@BEHAVIOURS.add
+def it_waits_in_a_new_world_for_a_run_that_other_hosts_may_begin_there(rig: Rig) -> None:
+    segment, function = in_world(rig, 7)
+    function.error = RuntimeError("Connection closed by peer")
+    a = rig.ones()
+    begun, _ = start_segments(rig, segment, a)
+    assert function.has_begun.wait(SECONDS)
+    rig.worlds.note_closing(m.CloseWorld(7, GONE, 8, ended=(begun - 1,)))
+    rig.executor.submit(m.CloseWorld(7, GONE, 8, ended=(begun - 1,)))
+    function.has_failed.set()
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.details.retriable) == (begun, True)
+    assert "only some of its hosts may have begun it: host 1 has left the world" in failed.status.message
+    function.world, function.error = 8, None
+    later, _ = start_segments(rig, segment, a)
+    until(lambda: left(rig).blocked_collectives == 1)
+    rig.executor.submit(m.CollectiveEnded(begun))
+    assert rig.reports.get(timeout=SECONDS).runs[0][0] == later
+
+
+@BEHAVIOURS.add
+def it_names_the_cause_if_a_run_waits_in_the_call_that_starts_it_until_its_world_is_closed(rig: Rig) -> None:
+    segment, function = in_world(rig, 9)
+    function.error = RuntimeError("Connection closed by peer")
+    function.has_failed.set()
+    rig.worlds.note_closing(m.CloseWorld(9, GONE))
+    sequence, _ = start_segments(rig, segment, rig.ones())
+    failed = rig.reports.get(timeout=SECONDS)
+    assert (failed.sequence, failed.status.message) == (sequence, "host 1 has left the world (in train_step)")
+    rig.executor.submit(m.CollectiveEnded(sequence))
 
 
 @BEHAVIOURS.add

@@ -13,10 +13,11 @@ from enum import Enum
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted
 from atoll.cluster.state_machine import StateMachine
-from atoll.errors import Code, Details, Kind, Status, StatusError, failure
+from atoll.errors import Code, Status, StatusError
 from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
+from atoll.state.closed_worlds import ended_with_others
 from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun
 
@@ -175,7 +176,7 @@ class Worlds:
         in_flight = {gang.node.number: gang.node for gang in self._in_flight.values()}
         left = {each.number: status for each in (node, *others) if world_of(each) == key}
         if any(_has_ended_on_a_host(in_flight[each]) for each in left if each in in_flight):
-            status = _of_others(status)
+            status = ended_with_others(status)
             left = {each.number: status for each in in_flight.values() if world_of(each) == key} | left
         self._left = self._left & in_flight.keys() | left.keys()
         self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
@@ -208,7 +209,7 @@ class Worlds:
         ended: dict[int, list[int]] = {}
         for gang in self._in_flight.values():
             if gang.node.number in left:
-                for host in gang.run.hosts_left:
+                for host in gang.run.hosts_left.union(gang.run.left_out):
                     ended.setdefault(host, []).append(gang.sequence)
         for host in world.hosts:
             self._outbox.to_host(host, m.CloseWorld(world.number, status, successor, tuple(ended.get(host, ()))))
@@ -229,9 +230,3 @@ def _has_ended_on_a_host(node: QueuedNode[GangRun]) -> bool:
     """Return whether a host has ended its part of a node without a failure."""
     runs = [gang.run for gang in node.gangs]
     return any(not run.hosts_left.union(run.left_out).issuperset(run.spec.hosts) for run in runs)
-
-
-def _of_others(status: Status) -> Status:
-    """Return the status of runs that end because another one does, with this status."""
-    text = "this run ended with another one of its tenant, because only some of its hosts may have begun it"
-    return failure(Code.UNAVAILABLE, f"{text}: {status.message}", Details(Kind.LINK, retriable=True))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from atoll.devices.compilers.compiler_messages import Description
 from atoll.errors import OK, Status
 from atoll.protocol.messages import CloseWorld, Compile, CompileStage, FunctionSource, LoadInWorld, NeedsWorld
+from atoll.state.closed_worlds import ended_with_others
 from atoll.worker.compile_results import CompileResult
 from atoll.worker.compilers import Compilation
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
@@ -173,10 +174,15 @@ class FunctionPlacer:
         """Return the message that closed the world, or None if it is not closed."""
         return None if self._worlds is None else self._worlds.closing_of(world)
 
-    def closing_status(self, world: int) -> Status:
-        """Return why a world was closed; OK if it is open."""
+    def closing_status(self, world: int, run: int) -> Status:
+        """Return why a run of a world ended with it; OK if the world is open. `run` is its sequence number.
+
+        The controller did not end it if the message does not name it: then this host had begun it, and others may not.
+        """
         closing = self.closing_of(world)
-        return OK if closing is None else closing.status
+        if closing is None:
+            return OK
+        return ended_with_others(closing.status) if closing.ended and run not in closing.ended else closing.status
 
     def after_closing(
         self, message: Compile, closing: CloseWorld, record: FunctionRecord, result: CompileResult

@@ -12,7 +12,7 @@ of the run on all of them. So if a run takes long, this host looks at each shard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Executor as Pool
 from contextlib import suppress
 from enum import Enum
@@ -37,8 +37,8 @@ class RunState(Enum):
 class JointRun:
     """The token of a joint run, which records the outcome when a thread waits for it.
 
-    `closing_status` returns why a world was closed; OK if it is open. If the run's world was closed, that is the cause
-    of the run's error, which otherwise only says that a connection was closed.
+    `closing_status` returns why a run of a world ended with it; OK if the world is open. If the run's world was closed,
+    that is the cause of the run's error, which otherwise only says that a connection was closed.
 
     `former` is the run before this one in the same world, until this one is known to have ended. Runs of a world end in
     their order, so the former one has then ended as well.
@@ -51,7 +51,7 @@ class JointRun:
         ordinals: tuple[int, ...],
         token: RunToken,
         outputs: Sequence[DeviceArray],
-        closing_status: Callable[[int], Status],
+        closing_status: Callable[[int, int], Status],
         former: JointRun | None,
     ) -> None:
         self._closing_status = closing_status
@@ -82,7 +82,7 @@ class JointRun:
 
     def raise_cause(self) -> None:
         """Raise the error for which the run's world was closed, if it was. Call this if a result has an error."""
-        self._closing_status(self.world).raise_if_error()
+        self._closing_status(self.world, self.sequence).raise_if_error()
 
     def unended(self) -> list[JointRun]:
         """Return this run and those before it in its world that are not known to have ended, in order. Any thread."""
@@ -102,7 +102,7 @@ class JointRuns:
         threads: Wait for runs.
         shards: Returns the shards of an array.
         guard: Protects arrays from being deleted while they are examined.
-        closing_status: Returns why a world was closed; OK if it is open.
+        closing_status: Returns why a run of a world ended with it; OK if the world is open.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class JointRuns:
         threads: Pool,
         shards: Callable[[Any], Sequence[DeviceArray]],
         guard: DeletionGuard,
-        closing_status: Callable[[int], Status] = lambda world: OK,
+        closing_status: Callable[[int, int], Status] = lambda world, sequence: OK,
     ) -> None:
         self._threads = threads
         self._shards = shards
@@ -155,6 +155,21 @@ class JointRuns:
                 del self._last[world]
                 return True
         return False
+
+    def raise_cause(self, world: int, sequence: int) -> None:
+        """Raise the error for which a world was closed, if it was. Call this if a run there fails while it starts."""
+        self._closing_status(world, sequence).raise_if_error()
+
+    def closed(self, world: int, successor: int, ended: Container[int]) -> None:
+        """Note that a world was closed, and that its functions move to a `successor`, if that is not 0.
+
+        Other hosts may not have begun the last run that this host began in the world, and then begin it in the
+        successor. So runs wait there for its end, except if it is one of those that have `ended`, which no host begins.
+        """
+        last = self._last.get(world)
+        if last is not None and successor and last.sequence not in ended:
+            del self._last[world]
+            self._last[successor] = last
 
     def failed_on_devices(self) -> list[tuple[int, Status]]:
         """Return the runs that have failed on a device and may never end on others, with their errors.

@@ -126,7 +126,7 @@ class PlanExecutor:
             if self._steps.joint_runs.ended(message.sequence) or was_skipped:
                 self.resume_blocked()
         elif kind is m.CloseWorld:
-            self._forget_ended(message)
+            self._close_world(message)
         elif kind is m.ShareBuffers:
             self._share(message)
         elif kind is m.OpenStore:
@@ -150,8 +150,9 @@ class PlanExecutor:
         start = partial(self._read_threads.try_submit, session)
         return self._steps.client_reads.send(session, wanted, store.get(wanted.handle), start, otherwise)
 
-    def _forget_ended(self, message: m.CloseWorld) -> None:
+    def _close_world(self, message: m.CloseWorld) -> None:
         """Fail the ended runs that are blocked, and forget those that had begun. All of them have arrived."""
+        self._steps.joint_runs.closed(message.world, message.successor, message.ended)
         items = [item for blocked in self._blocked.values() for item in blocked]
         units = [each for each in items if type(each) is DispatchUnit]
         units += [unit for some in self._background.values() for unit in some]

@@ -200,14 +200,20 @@ class StepRunner:
             releases = [self.holds.hold(buffer, 1) for buffer in set(buffers)]
             self._client_runs.start(step, unit, values, function, arguments, stream, releases, self._on_outcome)
             return
-        if step.donated:
-            copied = self._copy_shared_memory(step.donated, buffers, arguments)
-            with self.deletions.lock:
+        copied: list[Buffer] = []
+        try:
+            if step.donated:
+                copied = self._copy_shared_memory(step.donated, buffers, arguments)
+                with self.deletions.lock:
+                    outputs, token = loaded.execute(arguments, unit.sequence, stream)
+            else:
                 outputs, token = loaded.execute(arguments, unit.sequence, stream)
-            for buffer in copied:
-                buffer.leave_memory()
-        else:
-            outputs, token = loaded.execute(arguments, unit.sequence, stream)
+        except Exception:
+            if loaded.is_joint:  # it may have waited inside the call for hosts that left its world
+                self.joint_runs.raise_cause(loaded.world, unit.sequence)
+            raise
+        for buffer in copied:
+            buffer.leave_memory()
         value, world, may_fail_late = step.first_output, loaded.world, function.may_fail_late
         run = None
         if loaded.is_joint:

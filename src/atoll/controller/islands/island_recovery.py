@@ -17,6 +17,7 @@ from atoll.launch.failures import Failures
 from atoll.launch.launches import Launches
 from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
+from atoll.state.closed_worlds import is_of_closed_world
 from atoll.state.durations import Durations
 from atoll.state.offenses import Running
 from atoll.state.quarantine import is_crash, is_own_crash
@@ -25,7 +26,7 @@ from atoll.state.session import GangRun
 
 # For the other hosts of a gang to end, after it has failed on one of them.
 HALF_FAILED_SECONDS = 5.0
-# The same, if its session has ended: nothing else explains the failure.
+# The same, if its session has ended or its world was closed: nothing else explains the failure.
 ENDED_SECONDS = 1.0
 # Hosts reply once per second. A host that has been silent for longer may itself be the cause of a silent pair.
 _PRESENT_SECONDS = 2.5
@@ -293,9 +294,9 @@ class IslandRecovery:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
-            is_ended = gang.node.session not in self._sessions
+            error = gang.run.failure or gang.run.launch.error or OK
+            is_ended = gang.node.session not in self._sessions or is_of_closed_world(error)
             if seconds > (ENDED_SECONDS if is_ended else HALF_FAILED_SECONDS):
-                error = gang.run.failure or gang.run.launch.error or OK
                 if self._replace_world(gang, error, hanging):
                     continue
                 limit = 2 * HALF_FAILED_SECONDS if self._worlds.has_left(gang.node) else HALF_FAILED_SECONDS
