@@ -43,12 +43,29 @@ def compiled_step() -> Any:
 
 def text() -> str:
     """Return the program's text without the tables of stack frames, which contain the caller."""
-    lines = re.sub(r", metadata={[^}]*}", "", compiled_step().as_text()).splitlines()
+    return without_frames(compiled_step().as_text())
+
+
+def without_frames(text: str) -> str:
+    lines = re.sub(r", metadata={[^}]*}", "", text).splitlines()
     return "\n".join(line for line in lines if not re.match(r"[0-9]+ |$", line))
 
 
 def test_the_text_is_that_of_stock_jax(same_as_stock: Any) -> None:
     same_as_stock(text)
+
+
+def modules() -> list[tuple[str, list[str]]]:
+    """Return the name of each module and the lines of its text in alphabetical order.
+
+    The order of a module's computations is that of their creation, or that of the parsed text.
+    """
+    found = compiled_step().runtime_executable().hlo_modules()
+    return [(module.name, sorted(without_frames(module.to_string()).splitlines())) for module in found]
+
+
+def test_the_modules_are_those_of_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(modules)
 
 
 def cost() -> dict[str, float]:

@@ -91,6 +91,10 @@ def cost_analysis() -> None:
     jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).cost_analysis()
 
 
+def modules_of_executables() -> None:
+    jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile().runtime_executable().hlo_modules()
+
+
 def serialized_executables() -> None:
     serialize_executable.serialize(jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile())
 
@@ -130,6 +134,7 @@ ERRORS: dict[str, Callable[[], None]] = {
     "addresses": addresses,
     "memory statistics": memory_statistics,
     "cost analysis": cost_analysis,
+    "modules of executables": modules_of_executables,
     "serialized executables": serialized_executables,
     "FFI libraries": ffi_libraries,
     "host callbacks": host_callbacks,

@@ -424,6 +424,17 @@ def cost_analysis(calls: Calls) -> None:
     assert type(module).__name__ == "HloModule"
 
 
+def modules_of_executables(calls: Calls) -> None:
+    from jaxlib._hlo import hlo_module_from_text
+
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile()
+    (module,) = compiled.runtime_executable().hlo_modules()
+    ((executable,),) = (arguments for arguments, *_ in calls.of["jaxlib._jax.LoadedExecutable.hlo_modules"])
+    assert executable.client is jax.devices()[0].client
+    assert executable.get_hlo_text().startswith("HloModule ")
+    assert hlo_module_from_text(executable.get_hlo_text()).name == module.name
+
+
 def serialized_executables(calls: Calls) -> None:
     """`serialize_executable` uses the replaced methods. The persistent cache does if it is enabled."""
     from jax._src import compilation_cache
@@ -765,6 +776,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "memory statistics": memory_statistics,
     "hardware numbers": hardware_numbers,
     "cost analysis": cost_analysis,
+    "modules of executables": modules_of_executables,
     "serialized executables": serialized_executables,
     "transfer server": transfer_server,
     "newer operations": newer_operations_,

@@ -61,6 +61,7 @@ PATCHES: tuple[Patch, ...] = (
     introspection.MEMORY_PATCH,
     introspection.HARDWARE_PATCH,
     introspection.COST_PATCH,
+    introspection.MODULES_PATCH,
     device_hosts.PATCH,
     cpu_devices.PATCH,
     meshes_over_islands.PATCH,

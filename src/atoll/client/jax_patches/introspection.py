@@ -1,6 +1,7 @@
-"""Makes introspection work for Atoll's arrays, devices and modules.
+"""Makes introspection work for Atoll's arrays, devices, modules and executables.
 
-Scripts read addresses of arrays, memory statistics and hardware numbers of devices, and cost estimates of modules.
+Scripts read addresses of arrays, memory statistics and hardware numbers of devices, cost estimates of modules, and the
+compiled modules of executables.
 
 jaxlib supports these only for devices of the script's process.
 """
@@ -8,6 +9,7 @@ jaxlib supports these only for devices of the script's process.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -80,6 +82,22 @@ def _local_cpu_cost(analyse: Callable[..., Any]) -> Callable[..., Any]:
     return hlo_module_cost_analysis
 
 
+def _modules_of_text(modules: Callable[..., Any]) -> Callable[..., Any]:
+    """Parse the worker's text of the compiled program, which `compiled.as_text()` returns as well."""
+
+    def hlo_modules(self: Any) -> Any:
+        if not is_atoll(self.client):
+            return modules(self)
+        from jaxlib._hlo import hlo_module_from_text
+
+        return [hlo_module_from_text(text) for text in _MODULE.split(self.get_hlo_text()) if text]
+
+    return hlo_modules
+
+
+# Matches before each module of a text with several.
+_MODULE = re.compile(r"^(?=HloModule )", re.MULTILINE)
+
 ADDRESS_PATCH = Patch(
     name="addresses",
     enables="`unsafe_buffer_pointer()` of arrays on CPU devices",
@@ -102,4 +120,10 @@ COST_PATCH = Patch(
     enables="`jax.jit(f).lower(x).cost_analysis()`",
     error="This operation is implemented for a PjRt-compatible backend only",
     changes=(Replacement("jaxlib._jax", "hlo_module_cost_analysis", _local_cpu_cost, ("arg0", "arg1")),),
+)
+MODULES_PATCH = Patch(
+    name="modules of executables",
+    enables="`compiled.runtime_executable().hlo_modules()`",
+    error="IFRT service does not support LoadedExecutable::GetHloModules()",
+    changes=(Replacement("jaxlib._jax:LoadedExecutable", "hlo_modules", _modules_of_text, ("self",)),),
 )
