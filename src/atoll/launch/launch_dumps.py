@@ -199,12 +199,11 @@ def _stored_world(world: World) -> StoredWorld:
 WorldForm = Annotated[StoredWorld, As(_world, read=_stored_world)]
 
 
-@dump_of(Worlds, "worlds", version=4)
+@dump_of(Worlds, "worlds", version=5, oldest=5)
 class WorldsDump(Dump):
     _next: int
     _worlds: dict[tuple[str, tuple[int, ...]], WorldForm] = {}
-    _left: set[int] = set()
-    _causes: dict[int, Status] = {}
+    _left: dict[int, Status | None] = {}
 
 
 @dump_of(LaunchBuilder, "launch builder")

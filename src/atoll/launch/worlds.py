@@ -79,8 +79,8 @@ class Worlds:
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
-        self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
-        self._causes: dict[int, Status] = {}  # why the worlds of some of them were replaced
+        # Nodes in flight that have left their worlds, by number, with the reason if their world was replaced.
+        self._left: dict[int, Status | None] = {}
         self._next = 1
 
     def check(self, tenant: str, islands: tuple[int, ...]) -> None:
@@ -132,10 +132,7 @@ class Worlds:
             nodes[gang.node.number] = gang.node
             if world_of(gang.node) == key:
                 gang.run.failure = gang.run.failure or message.status.within(gang.run.launch.program.name)
-        self._left &= nodes.keys()
-        left = {number for number, node in nodes.items() if world_of(node) == key}
-        self._left |= left
-        self._close(world, message.status, left)
+        self._close(world, message.status, self._leave(key, nodes))
         return world.functions
 
     def start_waiting(self, works: IslandReady | IslandRestarted) -> None:
@@ -148,11 +145,8 @@ class Worlds:
         """Close the worlds of an island whose workers end, and note that runs in flight have left these worlds."""
         closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
         nodes = {gang.node.number: gang.node for gang in self._in_flight.values()}
-        self._left &= nodes.keys()
         for key, world in closed.items():
-            left = {number for number, node in nodes.items() if world_of(node) == key}
-            self._left |= left
-            self._close(world, ended.status, left)
+            self._close(world, ended.status, self._leave(key, nodes))
 
     def has_left(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether the world in which a run in flight began was closed, even if a new world has replaced it."""
@@ -160,7 +154,7 @@ class Worlds:
 
     def cause_of(self, node: QueuedNode[GangRun]) -> Status | None:
         """Return why the world of a node in flight was replaced, or None. The errors of its hosts follow from it."""
-        return self._causes.get(node.number)
+        return self._left.get(node.number)
 
     def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:
         """Close the world of a run whose hosts wait for each other, and have its functions continue in a new one.
@@ -178,15 +172,24 @@ class Worlds:
         if any(_has_ended_on_a_host(in_flight[each]) for each in left if each in in_flight):
             status = ended_with_others(status)
             left = {each.number: status for each in in_flight.values() if world_of(each) == key} | left
-        self._left = self._left & in_flight.keys() | left.keys()
-        self._causes = {number: each for number, each in self._causes.items() if number in in_flight}
-        self._causes |= left
+        self._note_left(left, in_flight)
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
         self._close(world, status, left, new.number)
         self._worlds[key] = new
         self._start(new)
         return True
+
+    def _leave(self, key: WorldKey, in_flight: Mapping[int, QueuedNode[GangRun]]) -> Container[int]:
+        """Note that the nodes in flight of a world have left it. Return their numbers."""
+        left = dict.fromkeys(number for number, node in in_flight.items() if world_of(node) == key)
+        self._note_left(left, in_flight)
+        return left
+
+    def _note_left(self, left: Mapping[int, Status | None], in_flight: Container[int]) -> None:
+        """Add nodes that have left their worlds, and forget those that are not in flight any more."""
+        known = {number: why for number, why in self._left.items() if number in in_flight}
+        self._left = known | {number: why or known.get(number) for number, why in left.items()}
 
     def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
         hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))

@@ -160,10 +160,6 @@ class Directory:
         self.entries[handle] = entry
         self.nbytes += entry.nbytes
 
-    def count_awaited(self) -> None:
-        """Count what waits wait for, which earlier versions did not store."""
-        self.awaited = sum([each.pending for each in self.waits.values()])
-
     def problem(self, handle: int) -> Status | None:
         """Return the reason why the handle cannot be used as an argument, or None."""
         entry = self.entries.get(handle)

@@ -296,7 +296,7 @@ class EntryDump(Dump):
     is_published: bool = False
 
 
-@dump_of(Directory, "directory", version=2, rebuild=Directory.count_awaited)
+@dump_of(Directory, "directory", version=2, oldest=2)
 class DirectoryDump(Dump):
     entries: dict[int, Ref[Entry]] = {}
     waits: dict[int, _Wait] = {}
