@@ -24,7 +24,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.launch.launches import GANG_WINDOW
+from atoll.launch.shared_parts import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

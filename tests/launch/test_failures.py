@@ -18,7 +18,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.launch.failures import PROCESSES_ENDED_SECONDS
-from atoll.launch.launches import GANG_WINDOW
+from atoll.launch.shared_parts import GANG_WINDOW
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, joined, on, runs

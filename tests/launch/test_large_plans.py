@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Program
-from atoll.launch.launches import GANG_WINDOW
+from atoll.launch.shared_parts import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.program_registration import LARGE_PLAN_BYTES

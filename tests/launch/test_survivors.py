@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster.settings import Dispatch
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, DeviceToHost, HostBuffer, HostToDevice, Transfer, single
-from atoll.launch.launches import GANG_WINDOW
+from atoll.launch.shared_parts import GANG_WINDOW
 from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
 

@@ -23,35 +23,26 @@ from __future__ import annotations
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
 from atoll.launch.control_flow_runs import ControlFlowRuns
-from atoll.launch.dependency_tracker import DependencyTracker
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
 from atoll.launch.launch_queue import LaunchQueue
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.programs import RegisteredProgram
-from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
+from atoll.state.session import ControlFlowRun, Launch, Session
 
 
 class ControlFlowLaunches:
     """Launches control flow nodes, and then their parts."""
 
-    def __init__(
-        self,
-        shared: SharedState,
-        *,
-        runs: ControlFlowRuns,
-        dependencies: DependencyTracker[GangRun],
-        builder: LaunchBuilder,
-        queue: LaunchQueue,
-    ) -> None:
+    def __init__(self, shared: SharedState, parts: SharedParts, *, runs: ControlFlowRuns, queue: LaunchQueue) -> None:
         self._sessions = shared.sessions
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
-        self._runs, self._dependencies = runs, dependencies
-        self._builder, self._queue = builder, queue
+        self._runs, self._dependencies = runs, parts.dependencies
+        self._builder, self._queue = parts.builder, queue
 
     def launch(self, session: Session, message: m.Launch) -> Status | None:
         """Launch a control flow node. Return an error if that is impossible.

@@ -9,29 +9,21 @@ Pure.
 from __future__ import annotations
 
 from atoll.errors import Status
-from atoll.launch.buffer_releases import BufferReleases
-from atoll.launch.dependency_tracker import DependencyTracker
-from atoll.launch.launch_uses import LaunchUses
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import LOOP_HANDLES
-from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
+from atoll.state.session import ControlFlowRun, Launch, Session
 
 
 class ControlFlowRuns:
     """The runs of control flow nodes, by the report that each of them awaits."""
 
-    def __init__(
-        self,
-        shared: SharedState,
-        dependencies: DependencyTracker[GangRun],
-        buffers: BufferReleases,
-        uses: LaunchUses,
-    ) -> None:
+    def __init__(self, shared: SharedState, parts: SharedParts) -> None:
         self._sessions = shared.sessions
         self._resources = shared.resources
-        self._dependencies = dependencies
-        self._buffers, self._uses = buffers, uses
+        self._dependencies = parts.dependencies
+        self._buffers, self._uses = parts.buffers, parts.uses
         self._next_handle = LOOP_HANDLES.start  # of an array that a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by host and gang of the report
         self._ended: dict[tuple[int, int], None] = {}  # keys of `_awaited` whose gang has ended

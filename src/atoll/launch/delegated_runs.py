@@ -23,16 +23,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.errors import invalid
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_programs import delegated_program
 from atoll.launch.delegated_run_records import DelegatedRun, DelegatedRunIndex, Revocation
-from atoll.launch.gang_charges import GangCharges
-from atoll.launch.large_plans import LargePlans
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_ends import LaunchEnds
-from atoll.launch.launch_uses import LaunchUses
-from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import Scheduler
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
@@ -55,28 +49,15 @@ class DelegatedRuns:
     `RunRevocations` adds and removes them.
     """
 
-    def __init__(
-        self,
-        shared: SharedState,
-        *,
-        scheduler: Scheduler[GangRun],
-        builder: LaunchBuilder,
-        reservations: Reservations,
-        buffers: BufferReleases,
-        charges: GangCharges,
-        in_flight: dict[int, Gang[GangRun]],
-        large_plans: LargePlans,
-        uses: LaunchUses,
-        ends: LaunchEnds,
-    ) -> None:
-        self._builder, self._buffers, self._charges = builder, buffers, charges
-        self._large_plans = large_plans
-        self._uses, self._ends = uses, ends
+    def __init__(self, shared: SharedState, parts: SharedParts, *, ends: LaunchEnds) -> None:
+        self._builder, self._buffers, self._charges = parts.builder, parts.buffers, parts.charges
+        self._large_plans = parts.large_plans
+        self._uses, self._ends = parts.uses, ends
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
-        self._scheduler, self._memory, self._in_flight = scheduler, reservations, in_flight
+        self._scheduler, self._memory, self._in_flight = parts.scheduler, parts.reservations, parts.in_flight
         self._exclusive_after = shared.settings.delegate_after_seconds
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._index = DelegatedRunIndex()

@@ -12,16 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.errors import Status
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_run_records import DelegatedRun
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.launch_ends import LaunchEnds
 from atoll.launch.launch_feeds import LaunchFeeds
-from atoll.launch.launch_uses import LaunchUses
 from atoll.launch.left_out_collectives import LeftOutCollectives
-from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.launch_states import LaunchState
@@ -35,24 +31,20 @@ class FailingLaunches:
     def __init__(
         self,
         shared: SharedState,
+        parts: SharedParts,
         *,
-        scheduler: Scheduler[GangRun],
-        sequential: SequentialDispatch[GangRun] | None,
-        reservations: Reservations,
-        buffers: BufferReleases,
         feeds: LaunchFeeds,
         left_out: LeftOutCollectives,
-        uses: LaunchUses,
         ends: LaunchEnds,
         delegated_runs: DelegatedRuns,
     ) -> None:
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
-        self._scheduler, self._sequential = scheduler, sequential
-        self._reservations, self._buffers = reservations, buffers
+        self._scheduler, self._sequential = parts.scheduler, parts.sequential
+        self._reservations, self._buffers = parts.reservations, parts.buffers
         self._feeds, self._left_out = feeds, left_out
-        self._uses, self._ends = uses, ends
+        self._uses, self._ends = parts.uses, ends
         self._delegated_runs = delegated_runs
 
     def fail(self, launch: Launch, status: Status) -> None:

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from atoll.errors import Kind, Status
 from atoll.launch.delegated_runs import DelegatedRuns
-from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.failing_launches import FailingLaunches
-from atoll.launch.gang_charges import GangCharges
 from atoll.launch.launch_ends import LaunchEnds
 from atoll.launch.left_out_collectives import LeftOutCollectives
-from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
-from atoll.launch.shared_state import LaunchServices, SharedState
+from atoll.launch.shared_parts import SharedParts
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.gang_states import GangState
 from atoll.state.queued_nodes import Gang
@@ -31,14 +27,8 @@ class GangEnds:
     def __init__(
         self,
         shared: SharedState,
-        services: LaunchServices,
+        parts: SharedParts,
         *,
-        scheduler: Scheduler[GangRun],
-        sequential: SequentialDispatch[GangRun] | None,
-        reservations: Reservations,
-        charges: GangCharges,
-        dependencies: DependencyTracker[GangRun],
-        in_flight: dict[int, Gang[GangRun]],
         left_out: LeftOutCollectives,
         ends: LaunchEnds,
         failing: FailingLaunches,
@@ -47,11 +37,11 @@ class GangEnds:
         self._resources = shared.resources
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
-        self._services = services
-        self._scheduler, self._sequential = scheduler, sequential
-        self._reservations, self._charges = reservations, charges
-        self._dependencies = dependencies
-        self._in_flight, self._left_out = in_flight, left_out
+        self._services = parts.services
+        self._scheduler, self._sequential = parts.scheduler, parts.sequential
+        self._reservations, self._charges = parts.reservations, parts.charges
+        self._dependencies = parts.dependencies
+        self._in_flight, self._left_out = parts.in_flight, left_out
         self._ends, self._failing = ends, failing
         self._delegated_runs = delegated_runs
 

@@ -10,17 +10,12 @@ Pure.
 from __future__ import annotations
 
 from atoll.errors import Code, Status
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.failing_launches import FailingLaunches
-from atoll.launch.gang_charges import GangCharges
 from atoll.launch.launch_checks import gang_problem
-from atoll.launch.launch_uses import LaunchUses
-from atoll.launch.reservations import Reservations
 from atoll.launch.run_messages import RunMessages
 from atoll.launch.run_revocations import RunRevocations
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.state.gang_states import GangState
 from atoll.state.queued_nodes import Gang
@@ -33,24 +28,18 @@ class GangStarts:
     def __init__(
         self,
         shared: SharedState,
+        parts: SharedParts,
         *,
-        scheduler: Scheduler[GangRun],
-        sequential: SequentialDispatch[GangRun] | None,
-        reservations: Reservations,
-        buffers: BufferReleases,
-        charges: GangCharges,
-        in_flight: dict[int, Gang[GangRun]],
-        uses: LaunchUses,
         failing: FailingLaunches,
         delegated_runs: DelegatedRuns,
         revocations: RunRevocations,
     ) -> None:
         self._sessions = shared.sessions
         self._outbox = shared.outbox
-        self._scheduler, self._sequential = scheduler, sequential
-        self._reservations, self._buffers, self._charges = reservations, buffers, charges
-        self._in_flight = in_flight
-        self._uses, self._failing = uses, failing
+        self._scheduler, self._sequential = parts.scheduler, parts.sequential
+        self._reservations, self._buffers, self._charges = parts.reservations, parts.buffers, parts.charges
+        self._in_flight = parts.in_flight
+        self._uses, self._failing = parts.uses, failing
         self._delegated_runs, self._revocations = delegated_runs, revocations
         self._run_messages = RunMessages(shared.outbox, acknowledged=shared.settings.sequential)
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.failing_launches import FailingLaunches
 from atoll.launch.large_launches import LargeLaunch, LargeLaunches
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import program_problem
 from atoll.launch.launch_queue import LaunchQueue
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.state.dispatch_units import Unit
 from atoll.state.launch_states import LaunchState
-from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session import Launch, Session
 from atoll.state.session_states import SessionState
 
 
@@ -34,19 +31,16 @@ class LargeLaunchSteps:
     def __init__(
         self,
         shared: SharedState,
+        parts: SharedParts,
         *,
-        scheduler: Scheduler[GangRun],
-        lines: Scheduler[GangRun] | SequentialDispatch[GangRun],
-        builder: LaunchBuilder,
-        buffers: BufferReleases,
         queue: LaunchQueue,
         failing: FailingLaunches,
         launches: LargeLaunches,
     ) -> None:
         self._resources = shared.resources
         self._quarantine = shared.quarantine
-        self._scheduler, self._lines = scheduler, lines
-        self._builder, self._buffers = builder, buffers
+        self._scheduler, self._lines = parts.scheduler, parts.lines
+        self._builder, self._buffers = parts.builder, parts.buffers
         self._queue, self._failing = queue, failing
         self._launches = launches
 

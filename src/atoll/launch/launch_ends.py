@@ -8,37 +8,26 @@ Pure.
 
 from __future__ import annotations
 
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
-from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
-from atoll.launch.launch_uses import LaunchUses
-from atoll.launch.reservations import Reservations
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.state.buffer_states import BufferState
 from atoll.state.launch_states import LaunchState
-from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session import Launch, Session
 
 
 class LaunchEnds:
     """Ends the launches of all sessions, open or closed."""
 
     def __init__(
-        self,
-        shared: SharedState,
-        *,
-        reservations: Reservations,
-        buffers: BufferReleases,
-        dependencies: DependencyTracker[GangRun],
-        uses: LaunchUses,
-        control_flow: ControlFlowRuns,
-        large_launches: LargeLaunches,
+        self, shared: SharedState, parts: SharedParts, *, control_flow: ControlFlowRuns, large_launches: LargeLaunches
     ) -> None:
         self._sessions = shared.sessions
         self._resources = shared.resources
-        self._reservations, self._buffers = reservations, buffers
-        self._dependencies = dependencies
-        self._uses = uses
+        self._reservations, self._buffers = parts.reservations, parts.buffers
+        self._dependencies = parts.dependencies
+        self._uses = parts.uses
         self._control_flow, self._large_launches = control_flow, large_launches
 
     def count_ended_gang(self, launch: Launch) -> None:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.launch.dependency_tracker import DependencyTracker
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_ends import LaunchEnds
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
-from atoll.launch.shared_state import LaunchServices, SharedState
+from atoll.launch.shared_parts import SharedParts
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import Reason
-from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session import Launch, Session
 
 
 class LaunchQueue:
@@ -28,23 +25,13 @@ class LaunchQueue:
     `lines` is the scheduler, or sequential dispatch in front of it.
     """
 
-    def __init__(
-        self,
-        shared: SharedState,
-        services: LaunchServices,
-        *,
-        scheduler: Scheduler[GangRun],
-        lines: Scheduler[GangRun] | SequentialDispatch[GangRun],
-        builder: LaunchBuilder,
-        dependencies: DependencyTracker[GangRun],
-        ends: LaunchEnds,
-    ) -> None:
+    def __init__(self, shared: SharedState, parts: SharedParts, *, ends: LaunchEnds) -> None:
         self._outbox = shared.outbox
         self._rates = shared.rates
-        self._services = services
-        self._scheduler, self._lines = scheduler, lines
-        self._builder = builder
-        self._dependencies = dependencies
+        self._services = parts.services
+        self._scheduler, self._lines = parts.scheduler, parts.lines
+        self._builder = parts.builder
+        self._dependencies = parts.dependencies
         self._ends = ends
 
     def restore_spilled(self, session: Session, message: m.Launch) -> None:

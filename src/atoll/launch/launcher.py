@@ -12,23 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.errors import Status
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_launches import ControlFlowLaunches
 from atoll.launch.delegated_runs import DelegatedRuns
-from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.gang_starts import GangStarts
 from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import MAX_BYTES, check_window, launch_problem, size_problem
 from atoll.launch.launch_feeds import LaunchFeeds
 from atoll.launch.launch_queue import LaunchQueue
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
-from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session import Launch, Session
 
 
 class Launcher:
@@ -37,11 +35,9 @@ class Launcher:
     def __init__(
         self,
         shared: SharedState,
+        parts: SharedParts,
         *,
-        builder: LaunchBuilder,
-        buffers: BufferReleases,
         feeds: LaunchFeeds,
-        dependencies: DependencyTracker[GangRun],
         queue: LaunchQueue,
         starts: GangStarts,
         large_launches: LargeLaunches,
@@ -53,8 +49,8 @@ class Launcher:
         self._outbox = shared.outbox
         self._quarantine = shared.quarantine
         self._offenses = shared.offenses
-        self._builder, self._buffers, self._feeds = builder, buffers, feeds
-        self._dependencies = dependencies
+        self._builder, self._buffers, self._feeds = parts.builder, parts.buffers, feeds
+        self._dependencies = parts.dependencies
         self._queue, self._starts = queue, starts
         self._large_launches, self._control_flow = large_launches, control_flow
         self._delegated_runs = delegated_runs

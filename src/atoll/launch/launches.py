@@ -1,6 +1,7 @@
 """All launches that have not ended, from a client's request to gangs in line, to messages to hosts, and to their ends.
 
-`Launches` makes the parts that have one of these subjects each, and connects them:
+`SharedParts` has the parts that most others use. `Launches` makes the others, which have one of these subjects each,
+and connects them:
 
 - A launch arrives: `launcher`. It is put in line: `launch_queue`; in steps: `large_launch_steps`.
 - Its gangs start: `gang_starts`; or the launch is delegated: `delegated_runs`.
@@ -18,40 +19,31 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import Code, Status
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_launches import ControlFlowLaunches
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.deferred_results import DeferredResults
 from atoll.launch.delegated_runs import DelegatedRuns
-from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.failing_launches import FailingLaunches
-from atoll.launch.gang_charges import GangCharges, Recorder
+from atoll.launch.gang_charges import Recorder
 from atoll.launch.gang_ends import GangEnds
 from atoll.launch.gang_starts import GangStarts
 from atoll.launch.large_launch_steps import LargeLaunchSteps
 from atoll.launch.large_launches import LargeLaunches
-from atoll.launch.large_plans import LargePlans
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_ends import LaunchEnds
 from atoll.launch.launch_feeds import LaunchFeeds
 from atoll.launch.launch_queue import LaunchQueue
-from atoll.launch.launch_uses import LaunchUses
 from atoll.launch.launch_validation import validate_launches
 from atoll.launch.launcher import Launcher
 from atoll.launch.left_out_collectives import LeftOutCollectives
 from atoll.launch.policy import Policy
 from atoll.launch.requeued_launches import RequeuedLaunches
-from atoll.launch.reservations import Reservations
 from atoll.launch.run_revocations import RunRevocations
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import LaunchServices, SharedState
 from atoll.state.gang_states import GangState
-from atoll.state.queued_nodes import Dropped, Gang
+from atoll.state.queued_nodes import Dropped
 from atoll.state.session import GangRun, Session
 
-# Gangs in flight on a host, until the hosts of its island have reported their own limit.
-GANG_WINDOW = 24
 # Buffers of a closed session, or on a lost island, that are released in one step of a flush.
 ENTRIES_PER_STEP = 4
 
@@ -72,141 +64,59 @@ class Launches:
         trace: Recorder,
         policy: Callable[[], Policy],
     ) -> None:
-        resources, sessions = shared.resources, shared.sessions
-        is_sequential = shared.settings.sequential
-        self._resources = resources
-        self._sessions = sessions
+        parts = SharedParts.of(shared, services, trace, policy)
+        self._resources = shared.resources
+        self._sessions = shared.sessions
         self.remains = shared.remains
-        self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
-        self.scheduler = Scheduler[GangRun](
-            resources.islands.values(),
-            GANG_WINDOW,
-            policy,
-            hosts=[each.hosts for each in resources.topology.shapes],
-        )
-        self._sequential = SequentialDispatch(self.scheduler) if is_sequential else None
-        lines = self._sequential or self.scheduler
-        self.reservations = Reservations(sessions, self.scheduler, resources, services)
+        self.in_flight = parts.in_flight
+        self.scheduler = parts.scheduler
+        self.reservations = parts.reservations
+        self.charges = parts.charges
+        self.large_plans = parts.large_plans
+        self.buffers = parts.buffers
+        self.builder = parts.builder
+        self._sequential, self._dependencies, self._uses = parts.sequential, parts.dependencies, parts.uses
         self.left_out = LeftOutCollectives(self.in_flight, shared.outbox)
-        self.charges = GangCharges(trace)
-        self._dependencies = DependencyTracker(self.scheduler, lines.enqueue)
-        self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(shared, self.reservations, services)
-        self.builder = LaunchBuilder(self.scheduler, shared.quarantine, self.large_plans, joins=not is_sequential)
         self.feeds = LaunchFeeds(shared, self.scheduler)
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, shared.outbox)
-        self.requeued = RequeuedLaunches(
-            shared,
-            scheduler=self.scheduler,
-            sequential=self._sequential,
-            builder=self.builder,
-            reservations=self.reservations,
-            buffers=self.buffers,
-            charges=self.charges,
-            in_flight=self.in_flight,
-        )
-        self._uses = LaunchUses(shared, services)
-        self.control_flow_runs = ControlFlowRuns(shared, self._dependencies, self.buffers, self._uses)
+        self.requeued = RequeuedLaunches(shared, parts)
+        self.control_flow_runs = ControlFlowRuns(shared, parts)
         self.large_launches = LargeLaunches(self.reservations)
-        self._ends = LaunchEnds(
-            shared,
-            reservations=self.reservations,
-            buffers=self.buffers,
-            dependencies=self._dependencies,
-            uses=self._uses,
-            control_flow=self.control_flow_runs,
-            large_launches=self.large_launches,
-        )
-        self.delegated_runs = DelegatedRuns(
-            shared,
-            scheduler=self.scheduler,
-            builder=self.builder,
-            reservations=self.reservations,
-            buffers=self.buffers,
-            charges=self.charges,
-            in_flight=self.in_flight,
-            large_plans=self.large_plans,
-            uses=self._uses,
-            ends=self._ends,
-        )
+        self._ends = LaunchEnds(shared, parts, control_flow=self.control_flow_runs, large_launches=self.large_launches)
+        self.delegated_runs = DelegatedRuns(shared, parts, ends=self._ends)
         self.failing = FailingLaunches(
             shared,
-            scheduler=self.scheduler,
-            sequential=self._sequential,
-            reservations=self.reservations,
-            buffers=self.buffers,
+            parts,
             feeds=self.feeds,
             left_out=self.left_out,
-            uses=self._uses,
             ends=self._ends,
             delegated_runs=self.delegated_runs,
         )
-        self.revocations = RunRevocations(
-            shared,
-            scheduler=self.scheduler,
-            builder=self.builder,
-            delegated_runs=self.delegated_runs,
-            failing=self.failing,
-        )
+        self.revocations = RunRevocations(shared, parts, delegated_runs=self.delegated_runs, failing=self.failing)
         self.gang_starts = GangStarts(
             shared,
-            scheduler=self.scheduler,
-            sequential=self._sequential,
-            reservations=self.reservations,
-            buffers=self.buffers,
-            charges=self.charges,
-            in_flight=self.in_flight,
-            uses=self._uses,
+            parts,
             failing=self.failing,
             delegated_runs=self.delegated_runs,
             revocations=self.revocations,
         )
         self.gang_ends = GangEnds(
             shared,
-            services,
-            scheduler=self.scheduler,
-            sequential=self._sequential,
-            reservations=self.reservations,
-            charges=self.charges,
-            dependencies=self._dependencies,
-            in_flight=self.in_flight,
+            parts,
             left_out=self.left_out,
             ends=self._ends,
             failing=self.failing,
             delegated_runs=self.delegated_runs,
         )
-        self.queue = LaunchQueue(
-            shared,
-            services,
-            scheduler=self.scheduler,
-            lines=lines,
-            builder=self.builder,
-            dependencies=self._dependencies,
-            ends=self._ends,
-        )
+        self.queue = LaunchQueue(shared, parts, ends=self._ends)
         self.large_launch_steps = LargeLaunchSteps(
-            shared,
-            scheduler=self.scheduler,
-            lines=lines,
-            builder=self.builder,
-            buffers=self.buffers,
-            queue=self.queue,
-            failing=self.failing,
-            launches=self.large_launches,
+            shared, parts, queue=self.queue, failing=self.failing, launches=self.large_launches
         )
-        self.control_flow = ControlFlowLaunches(
-            shared,
-            runs=self.control_flow_runs,
-            dependencies=self._dependencies,
-            builder=self.builder,
-            queue=self.queue,
-        )
+        self.control_flow = ControlFlowLaunches(shared, parts, runs=self.control_flow_runs, queue=self.queue)
         self.launcher = Launcher(
             shared,
-            builder=self.builder,
-            buffers=self.buffers,
+            parts,
             feeds=self.feeds,
-            dependencies=self._dependencies,
             queue=self.queue,
             starts=self.gang_starts,
             large_launches=self.large_launches,

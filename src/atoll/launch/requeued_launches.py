@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.launch.buffer_releases import BufferReleases
-from atoll.launch.gang_charges import GangCharges
-from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import Scheduler
-from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.state.gang_states import GangState
 from atoll.state.queued_nodes import Gang
@@ -25,26 +20,15 @@ class RequeuedLaunches:
     `in_flight` has the gangs in flight, by sequence. Gangs of withdrawn launches are removed from it.
     """
 
-    def __init__(
-        self,
-        shared: SharedState,
-        *,
-        scheduler: Scheduler[GangRun],
-        sequential: SequentialDispatch[GangRun] | None,
-        builder: LaunchBuilder,
-        reservations: Reservations,
-        buffers: BufferReleases,
-        charges: GangCharges,
-        in_flight: dict[int, Gang[GangRun]],
-    ) -> None:
+    def __init__(self, shared: SharedState, parts: SharedParts) -> None:
         self._sessions = shared.sessions
-        self._scheduler = scheduler
-        self._sequential = sequential
-        self._builder = builder
-        self._reservations = reservations
-        self._buffers = buffers
-        self._charges = charges
-        self._in_flight = in_flight
+        self._scheduler = parts.scheduler
+        self._sequential = parts.sequential
+        self._builder = parts.builder
+        self._reservations = parts.reservations
+        self._buffers = parts.buffers
+        self._charges = parts.charges
+        self._in_flight = parts.in_flight
 
     def requeue(self, launches: Sequence[Launch]) -> None:
         """Put launches in line again that were sent to hosts that failed, and that had not started there.

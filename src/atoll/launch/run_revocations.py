@@ -15,30 +15,23 @@ from atoll.errors import Status
 from atoll.launch.delegated_run_records import DelegatedRun, Revocation
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.failing_launches import FailingLaunches
-from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.scheduler import Scheduler
+from atoll.launch.shared_parts import SharedParts
 from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.gang_states import GangState
-from atoll.state.session import GangRun, Launch
+from atoll.state.session import Launch
 
 
 class RunRevocations:
     """Decides how far revoked runs continue."""
 
     def __init__(
-        self,
-        shared: SharedState,
-        *,
-        scheduler: Scheduler[GangRun],
-        builder: LaunchBuilder,
-        delegated_runs: DelegatedRuns,
-        failing: FailingLaunches,
+        self, shared: SharedState, parts: SharedParts, *, delegated_runs: DelegatedRuns, failing: FailingLaunches
     ) -> None:
         self._resources = shared.resources
         self._sessions = shared.sessions
         self._outbox = shared.outbox
-        self._scheduler, self._builder = scheduler, builder
+        self._scheduler, self._builder = parts.scheduler, parts.builder
         self._delegated_runs, self._failing = delegated_runs, failing
         self._revocations = delegated_runs.revocations
 

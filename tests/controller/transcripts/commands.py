@@ -14,7 +14,7 @@ import msgspec
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import OK, Code, Status
-from atoll.launch.launches import GANG_WINDOW
+from atoll.launch.shared_parts import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.session import Session
