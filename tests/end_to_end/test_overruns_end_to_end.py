@@ -46,6 +46,16 @@ def loop_on(devices: int) -> str:
     return "it ended"
 
 
+def loop_on_the_last_device() -> str:
+    """Run a loop that only one of two devices does not end. Return the error."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    inner = lambda x: jax.lax.while_loop(lambda v: v[0] != 1, lambda v: v * 0.5 + 1.0, x)  # noqa: E731
+    run = jax.jit(jax.shard_map(inner, mesh=mesh, in_specs=spec, out_specs=spec))
+    run(jax.device_put(np.array([1, 2], np.float32), jax.sharding.NamedSharding(mesh, spec))).block_until_ready()
+    return "it ended"
+
+
 def loop_behind_short_work(iterations: int) -> str:
     """Run a loop that ends, and behind it a short program and a loop without end. Return the error."""
     x = jax.device_put(1, jax.devices()[0])
@@ -69,7 +79,7 @@ def stopped(report: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2, 0], ids=["one", "two", "the last"])
 def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
     cluster: StandingCluster, start_python: StartPython, devices: int
 ) -> None:
@@ -78,7 +88,10 @@ def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
     ana.call(keep)
     assert ana.call(kept_sum) == 499500.0
     stops = len(stopped(cluster.report()))
-    eve.begin(loop_on, devices)
+    if devices:
+        eve.begin(loop_on, devices)
+    else:
+        eve.begin(loop_on_the_last_device)
     while len(stopped(cluster.report())) == stops:
         assert ana.call(kept_sum, seconds=SECONDS) == 499500.0
     with pytest.raises(RemoteError, match=r"was stopped: it ran for . s while others waited.*run_seconds"):

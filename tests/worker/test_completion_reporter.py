@@ -154,13 +154,15 @@ def test_a_unit_is_watched_although_its_function_has_been_dropped() -> None:
 
 
 class Output:
-    """An output whose readiness the test sets."""
+    """An output whose readiness the test sets, on all devices or on each."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 0) -> None:
         self.ready = False
+        self.deleted = False
+        self.shards = [Output() for _ in range(devices)]
 
     def is_deleted(self) -> bool:
-        return False
+        return self.deleted
 
     def is_ready(self) -> bool:
         return self.ready
@@ -175,8 +177,8 @@ class Host:
         self.occupancy = Occupancy(lambda *messages: self.reports.extend(messages), lambda unit: self.enqueuing)
 
     def begin(self, sequence: int, *devices: int) -> Output:
-        output, token = Output(), None
-        completion: Any = RunCompletion(token, [output], DeletionGuard(), devices)
+        output, token = Output(len(devices)), None
+        completion: Any = RunCompletion(token, [output], DeletionGuard(), devices, lambda array: array.shards)
         self.occupancy.begun(sequence, [completion] if devices else [])
         return output
 
@@ -225,6 +227,16 @@ def test_the_devices_of_a_unit_are_counted_while_it_keeps_them_busy():
     unit: Any = SimpleNamespace(sequence=3)
     host.occupancy.executing, host.enqueuing = unit, (1, 3)
     assert [host.occupancy.count_devices(each) for each in (3, 4)] == [2, 0]
+
+
+def test_the_devices_of_a_unit_on_which_its_run_has_ended_are_not_counted():
+    """A loop is stopped when all of them are in a check, and those that have ended never will be."""
+    host = Host()
+    output = host.begin(1, 1, 2, 3)
+    output.shards[0].ready = output.shards[2].ready = True
+    assert host.occupancy.count_devices(1) == 1
+    output.deleted = True
+    assert host.occupancy.count_devices(1) == 3, "it is not known where the run has ended"
 
 
 def test_a_unit_that_has_ended_is_not_running():

@@ -62,10 +62,11 @@ class Occupancy:
         self._report(*messages)
 
     def count_devices(self, sequence: int) -> int:
-        """Return the number of devices that a unit keeps busy, or 0 if it is unknown."""
+        """Return the number of devices on which a unit has not ended its runs, or 0 if it is unknown."""
         executing, completions = self.executing, self._units.get(sequence)
         if completions is not None:
-            return len(_busy(completions) - {_TOGETHER})
+            runs = [each for each in completions if isinstance(each, RunCompletion)]
+            return len({device for run in runs for device in run.unended_devices()})
         if executing is not None and executing.sequence == sequence:
             return len(set(self._devices_of(executing)))
         return 0

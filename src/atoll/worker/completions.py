@@ -67,18 +67,25 @@ class RunCompletion:
     """The completion of a compiled function's run.
 
     Waiting for the run's token raises its error. An output, while it exists, shows without waiting whether it is ready.
-    On several devices, the first output may be ready long before the last device has completed.
+    On several devices, the first output may be ready long before the last device has completed. `shards` returns its
+    shards.
     """
 
-    __slots__ = ("_devices", "_guard", "_output", "ready_means_complete", "token")
+    __slots__ = ("_devices", "_guard", "_output", "_shards", "ready_means_complete", "token")
 
     def __init__(
-        self, token: RunToken, outputs: Sequence[DeviceArray], guard: DeletionGuard, devices: tuple[int, ...]
+        self,
+        token: RunToken,
+        outputs: Sequence[DeviceArray],
+        guard: DeletionGuard,
+        devices: tuple[int, ...],
+        shards: Callable[[DeviceArray], Sequence[DeviceArray]],
     ) -> None:
         self.token = token
         self._output = outputs[0] if outputs else None
         self._guard = guard
         self._devices = devices
+        self._shards = shards
         self.ready_means_complete = len(devices) == 1
 
     def is_implied_by(self, arguments: Sequence[DeviceArray], devices: tuple[int, ...]) -> bool:
@@ -103,6 +110,22 @@ class RunCompletion:
             return () if self.is_ready() else self._devices
         except RuntimeError:
             return self._devices
+
+    def unended_devices(self) -> tuple[int, ...]:
+        """Return the run's devices on which it is not known to have ended.
+
+        A run may last longer on one device than on others, for example in a loop.
+        """
+        busy = self.busy_devices()
+        if len(busy) < 2 or self._output is None or not self._guard.lock.acquire(blocking=False):
+            return busy
+        try:
+            shards = [] if self._output.is_deleted() else self._shards(self._output)
+            if len(shards) != len(busy):
+                return busy
+            return tuple(device for device, shard in zip(busy, shards, strict=True) if not shard.is_ready())
+        finally:
+            self._guard.lock.release()
 
 
 class ArrayCompletion:

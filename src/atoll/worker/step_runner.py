@@ -228,7 +228,8 @@ class StepRunner:
             last = completions[-1]
             if type(last) is RunCompletion and last.is_implied_by(arguments, function.ordinals):
                 completions.pop()
-        completions.append(RunCompletion(run or token, outputs, self.deletions, function.ordinals))
+        ordinals, shards = function.ordinals, self._backend.shards
+        completions.append(RunCompletion(run or token, outputs, self.deletions, ordinals, shards))
 
     def _arguments_of(self, step: p.Execute, function: Function, buffers: list[Buffer]) -> list[Any]:
         """Return the arrays to pass to a function, with copies of those to preserve. Raise an error if one is wrong."""

@@ -50,6 +50,9 @@ class NullShard:
         self.block_until_ready()
         return np.zeros(self.shape, numpy_dtype(self.dtype_name))
 
+    def is_ready(self) -> bool:
+        return self.moment.is_over
+
     def block_until_ready(self) -> None:
         wait_for(self.moment)
 
