@@ -335,7 +335,25 @@ def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
     sent = sent_until(play, 20)
     closed = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
     assert closed == [("host", 0), ("host", 1)], "one message for both runs"
-    assert [message.island for _, message in sent if type(message) is m.RestartIsland] == [1]
+    (restart,) = [message for _, message in sent if type(message) is m.RestartIsland]
+    assert restart.island == 1
+    assert "hosts [1] of island 1 had not ended f 11 s after it failed: an argument has been deleted" in restart.reason
+
+
+def test_the_island_of_a_stopped_run_that_one_host_does_not_end_does_not_restart_for_a_wait():
+    """Its host computes on: without tenants, loops have no checks. No host of a closed world waits for another one."""
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.send(m.Launch(1, (), (11,), ())))
+    play.close(play.session)
+    for now in range(1, 10):
+        play.tick(float(now), running={1: (second.sequence,)})
+    play.report(0, m.Failed(first.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
+    for now in range(10, 30):
+        play.tick(float(now), running={1: (second.sequence,)})
+    (restart,) = [message for message in play.outbox() if type(message) is m.RestartIsland]
+    assert restart.island == 1
+    assert "of island 1 had not ended f 11 s after it failed: the run of f was stopped" in restart.reason
 
 
 @pytest.mark.parametrize("is_back", [False, True])

@@ -299,12 +299,13 @@ class IslandRecovery:
             if seconds > (ENDED_SECONDS if is_ended else HALF_FAILED_SECONDS):
                 if self._replace_world(gang, error, hanging):
                     continue
-                limit = 2 * HALF_FAILED_SECONDS if self._worlds.has_left(gang.node) else HALF_FAILED_SECONDS
-                if seconds <= limit:
+                has_left = self._worlds.has_left(gang.node)
+                if seconds <= (2 * HALF_FAILED_SECONDS if has_left else HALF_FAILED_SECONDS):
                     continue
-                waits = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text} wait for another host, where"
-                named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
-                self.restart_for(gang, f"{waits} a gang failed", named, self._failures.islands_that_wait(gang))
+                late = seconds if has_left else 0.0
+                named = f"{_not_ended(gang, gang.run.launch.program.name, late)}: {error.message}"
+                reason = _not_ended(gang, "a gang", late)
+                self.restart_for(gang, reason, named, self._failures.islands_that_wait(gang))
 
     def _replace_world(self, gang: Gang[GangRun], error: Status, hanging: Mapping[int, Gang[GangRun]]) -> bool:
         """End a gang that waits for another island, where it failed. Other work of the islands is not concerned.
@@ -379,3 +380,15 @@ class IslandRecovery:
     def island_restarted(self, back: IslandRestarted) -> None:
         """Forget what ran on the island when it was lost: a worker's end that is reported later has another cause."""
         self._at_loss.pop(back.island, None)
+
+
+def _not_ended(gang: Gang[GangRun], name: str, late: float) -> str:
+    """Return text about hosts that have not ended a gang with this name, which has failed.
+
+    If its world was closed, `late` has the seconds since its failure. A host of a closed world may still compute, or
+    wait because gloo has lost a message.
+    """
+    hosts = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text}"
+    if late:
+        return f"{hosts} had not ended {name} {late:.0f} s after it failed"
+    return f"{hosts} wait for another host, where {name} failed"
