@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from tests.end_to_end.standing_cluster import StartCluster
 from tests.forked_process import children
 
 BACK_SECONDS = 300.0
+Result = TypeVar("Result")
 _kept: dict[str, Any] = {}
 
 
@@ -38,7 +39,7 @@ def argument() -> jax.Array:
     return jax.device_put(np.arange(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
 
 
-def once_it_is_back(compute: Callable[[], list[int]]) -> list[int]:
+def once_it_is_back(compute: Callable[[], Result]) -> Result:
     """Return the result of a function on several hosts, after all of their processes have been replaced."""
     deadline = time.monotonic() + BACK_SECONDS
     while True:

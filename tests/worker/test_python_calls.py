@@ -21,12 +21,20 @@ class FakePython:
 
     def __init__(self, rig: Rig) -> None:
         self.calls: list[tuple[list[Any], Callable[[Any], None]]] = []
+        self.units: list[int] = []
+        self.resumed: list[int] = []
         rig.executor.plan_executor._steps._python = self
 
-    def call(self, function: str, stream: int, inputs: Any, results: Any, on_outcome: Callable[[Any], None]) -> None:
+    def call(
+        self, function: str, stream: int, inputs: Any, results: Any, on_outcome: Callable[[Any], None], sequence: int
+    ) -> None:
         if function == "unknown":
             raise KeyError(function)
         self.calls.append((list(inputs), on_outcome))
+        self.units.append(sequence)
+
+    def resume(self, sequence: int) -> None:
+        self.resumed.append(sequence)
 
 
 def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1) -> tuple[int, ...]:
@@ -83,6 +91,19 @@ def it_fails_what_needs_an_array_that_will_never_be_with_the_reason(rig: Rig) ->
     python.calls[0][1](Status(int(Code.ABORTED), "its process has ended"))
     says(rig.reports.get(timeout=SECONDS).status, Code.ABORTED, "its process has ended")
     says(rig.failure(rig.call(name, futures, futures)), Code.ABORTED, "its process has ended")
+
+
+@BEHAVIOURS.add
+def it_resumes_the_calls_behind_one_that_has_ended_on_all_hosts(rig: Rig) -> None:
+    python = FakePython(rig)
+    call_python(rig, rig.ones())
+    settled(rig)
+    python.calls[0][1](Status(int(Code.INTERNAL), "it has raised"))
+    failed = rig.reports.get(timeout=SECONDS)
+    assert isinstance(failed, m.Failed)
+    rig.executor.submit(m.CollectiveEnded(failed.sequence))
+    settled(rig)
+    assert python.units == python.resumed == [failed.sequence]
 
 
 @BEHAVIOURS.add

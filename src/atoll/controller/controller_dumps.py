@@ -24,6 +24,7 @@ from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.island_recovery import IslandRecovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
 from atoll.controller.islands.relay_groups import Relays
+from atoll.controller.islands.waiting_calls import WaitingCalls
 from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
@@ -425,6 +426,12 @@ class OverrunsDump(Dump):
     _running: dict[int, float] = {}
     _stopped: dict[int, tuple[float, str]] = {}
     _closed: dict[int, _Closed] = {}
+
+
+@dump_of(WaitingCalls, "waiting calls")
+class WaitingCallsDump(Dump):
+    _waiting: DurationsOf[int]
+    _ended: set[int] = set()
 
 
 @dump_of(Watchdog, "watchdog")

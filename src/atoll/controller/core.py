@@ -30,6 +30,7 @@ from atoll.controller.islands.island_losses import IslandLosses
 from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.islands.relay_groups import Relays
+from atoll.controller.islands.waiting_calls import WaitingCalls
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.detached_sessions import DetachedSessions
@@ -278,6 +279,7 @@ class Controller:
             self._recovery.charge_overrun,
             self._worlds.replace,
         )
+        self._waiting_calls = WaitingCalls(state, self.launches)
         self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for, self._overruns.islands)
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
@@ -536,6 +538,7 @@ class Controller:
             "relays": self._relays,
             "recovery": self._recovery,
             "overruns": self._overruns,
+            "waiting calls": self._waiting_calls,
             "sessions": self._sessions,
             "engine role": self._admission.engine_role,
             "name waits": self._admission.name_waits,
@@ -606,6 +609,7 @@ class Controller:
         self._recovery.tick(now)
         self._admission.engine_role.tick(now)
         self._overruns.tick(now)
+        self._waiting_calls.tick(now)
         self._compilation.tick(now)
         self.migrations.tick(now)
         self.suspensions.tick(now)

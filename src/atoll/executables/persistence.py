@@ -15,7 +15,7 @@ from atoll.errors import invalid
 from atoll.executables.json_requests import beginnings, read_request
 from atoll.executables.python_functions import MAX_ARRAYS, PythonExecutable
 from atoll.executables.session_arrays import ArrayRecord
-from atoll.ir.program import Program
+from atoll.ir.program import STORAGE_STREAM, Program
 from atoll.ir.types import ArraySpec, Sharding, shard_boxes
 from atoll.protocol.ifrt import xla_pb2
 from atoll.protocol.messages.python_messages import ReadArrays, StoredArray, WriteArrays
@@ -24,9 +24,6 @@ from atoll.protocol.translation.shardings import sharding_to, tiling_from
 from atoll.quantities import counted
 from atoll.session.cluster_session import ClusterSession
 
-# The stream of all requests, so that those of a session on a host run one after another: reads follow earlier writes,
-# and only one uses host memory at a time. No thread of a client has this stream, so calls of its threads continue.
-_STREAM = -1
 _MAX_TEXT_BYTES = 4096
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=codec.MAX_ELEMENTS)]
@@ -132,7 +129,7 @@ class _InOrder(PythonExecutable):
     runs_apart = True
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        return super().program(preserved, completion, _STREAM)
+        return super().program(preserved, completion, STORAGE_STREAM)
 
 
 class _Writing(_InOrder):

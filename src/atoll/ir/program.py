@@ -14,6 +14,10 @@ from atoll.ir.types import ArraySpec, Shape
 from atoll.quantities import counted
 
 MAX_SHARDS = 1 << 24  # per array
+# The stream of all persistence requests, so that those of a session on a host run one after another: reads follow
+# earlier writes, and only one uses host memory at a time. No thread of a client has this stream, so calls of its
+# threads continue.
+STORAGE_STREAM = -1
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):

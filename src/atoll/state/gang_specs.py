@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
+from atoll.ir.program import STORAGE_STREAM
 from atoll.state.host_window import NEW_NS
 from atoll.state.memory_ledger import BlockSpan
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind, OnIslands
@@ -90,6 +91,7 @@ class GangSpec(OnIslands):
     moved: int = 0  # bytes that its transfers write
     title: str = ""  # names of its functions for display
     is_apart: bool = False  # hosts of different islands do not compute together
+    stream: int | None = None  # of a call of colocated Python: see `ir.program.Call`
     # Of a joint gang: its islands, and the hosts on each of them. See `state.joint_gangs`.
     islands: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
@@ -121,6 +123,11 @@ class GangSpec(OnIslands):
     def weight(self) -> int:
         """Return how much of its island's window the gang takes: 0 if its duration is unbounded."""
         return 0 if self.host_call else self.segments
+
+    @property
+    def runs_together(self) -> bool:
+        """Whether it calls Python in processes that are one JAX program on several hosts."""
+        return self.stream is not None and self.stream != STORAGE_STREAM
 
     @property
     def spans_devices(self) -> bool:

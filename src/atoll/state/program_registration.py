@@ -296,6 +296,7 @@ class _GangSpecs:
             moved=sum(bytes_moved(step, program.arguments) for step in steps),
             title=report.title,
             is_apart=report.is_apart,
+            stream=next((step.stream for step in steps if isinstance(step, p.Python)), None) if host_call else None,
         )
 
     def _on(self, hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:

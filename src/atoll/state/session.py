@@ -176,7 +176,9 @@ class GangRun(msgspec.Struct, eq=False):
     spec: GangSpec
     hosts_left: set[int]  # hosts that have not ended their parts
     failure: Status | None = None  # on one of several hosts
-    left_out: tuple[int, ...] = ()  # hosts of a collective that start no other gang until it has ended on all of them
+    # Hosts that failed in a collective or a call of Python, or left it out. They start no other one until it has ended
+    # on all hosts.
+    left_out: tuple[int, ...] = ()
     duration: int = 0  # on the slowest host, in nanoseconds
     device_ns: int = 0  # busy time, summed over its devices
     advance_ns: int = 0  # charged while it ran, and not yet in `device_ns`: see `launch.long_gangs`

@@ -375,7 +375,7 @@ def _no_memory() -> None:
 @dump_of(
     GangSpec,
     "gang spec",
-    version=3,
+    version=4,
     rebuilt={"_memory": _no_memory, "_island_of": dict, "_spans": dict},
     rebuild=GangSpec.__post_init__,
 )
@@ -399,6 +399,7 @@ class GangSpecDump(Dump):
     moved: int = 0
     title: str = ""
     is_apart: bool = False
+    stream: int | None = None
     islands: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
     parts: tuple[Ref[GangSpec], ...] = ()

@@ -100,6 +100,8 @@ class MessageHandler:
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
+            case m.StopRun(text=text, function=function) if function:
+                self._functions.python.end_process(function, text)
             case m.StopRun(sequence=sequence, text=text):
                 for unit, devices in self._units.of_gang(sequence):
                     self._backend.stop(unit, text, devices)

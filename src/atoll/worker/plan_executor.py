@@ -122,6 +122,7 @@ class PlanExecutor:
         elif kind is Outcome:
             self._end_futures(message)
         elif kind is m.CollectiveEnded:
+            self._steps.call_ended(message.sequence)
             was_skipped = self._collectives.ended(message.sequence)
             if self._steps.joint_runs.ended(message.sequence) or was_skipped:
                 self.resume_blocked()

@@ -292,6 +292,7 @@ class StepRunner:
                 inputs,
                 results,
                 lambda contents: self._on_outcome(Outcome(unit, futures, contents)),
+                unit.sequence,
             )
         except BaseException:
             for each in inputs:
@@ -300,6 +301,10 @@ class StepRunner:
         unit.futures += 1
         if step.completion >= 0:
             values[step.completion] = Buffer(NO_ARRAY, -1, None)
+
+    def call_ended(self, sequence: int) -> None:
+        """Start the calls of Python that wait behind one of this unit, which has failed here and ended on all hosts."""
+        self._python.resume(sequence)
 
     def _python_input(self, position: int, buffer: Buffer) -> Input:
         """Return an input whose memory is protected until another thread has read it."""

@@ -1,18 +1,19 @@
 """Tests of the arguments of a call in a Python process: each is passed on when it arrives, and failures leave
-nothing.
+nothing. Calls behind a failed one wait until that has ended on all hosts.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services.python.program import python_runner
-from atoll.host_services.python.program.python_runner import Arguments, Contents
+from atoll.host_services.python.program.python_runner import Arguments, Contents, Runner
 from atoll.protocol.messages import python_messages as m
 
 FIRST, SECOND = m.Argument(0, "float32", (2,), (10,)), m.Argument(1, "float32", (2,), (11, 12))
@@ -81,3 +82,51 @@ def test_a_stream_that_has_nothing_to_do_says_so_and_runs_again(monkeypatch: pyt
         stream.submit(lambda number=number: idle.put(f"call {number}"))  # type: ignore[misc]
         assert [idle.get(timeout=10), idle.get(timeout=10)] == [f"call {number}", "idle"]
         assert not stream.is_busy
+
+
+class Link:
+    """Link of a process, whose messages the test takes."""
+
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send(self, message: Any) -> None:
+        self.sent.put(message)
+
+    def send_array(self, feed: int, array: Any) -> None:
+        raise AssertionError("the functions return nothing")
+
+
+class Functions:
+    """Functions of a process: one raises, and the others return nothing."""
+
+    def load(self, source: Any, is_again: bool) -> Any:
+        def call(call: m.Call, arguments: Arguments) -> list[Any]:
+            if source.name == "raises":
+                raise ValueError("bad")
+            return []
+
+        return call
+
+    def release_memory(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_calls_of_a_stream_wait_behind_one_that_failed_until_it_has_ended_on_all_hosts(holds: bool) -> None:
+    """The other hosts, which may still wait in the failed call, would compute with these calls."""
+    link: Any = Link()
+    runner = Runner(link, Functions())
+    for name in ("raises", "returns"):
+        runner._handle(m.Load(name, m.PythonFunction(name, b"")))
+        assert isinstance(link.sent.get(timeout=10), m.Loaded)
+    for number, stream, name in ((1, 0, "raises"), (2, 0, "returns")):
+        runner._handle(m.Call(number, name, stream, (), (), holds=holds))
+    assert link.sent.get(timeout=10).number == 1
+    if holds:
+        runner._handle(m.Call(3, "returns", 1, (), (), holds=holds))
+        assert link.sent.get(timeout=10).number == 3, "another stream"
+        assert link.sent.empty()
+        runner._handle(m.Resume(1))
+    assert link.sent.get(timeout=10).number == 2
+    assert runner._held == {}

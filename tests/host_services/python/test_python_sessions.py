@@ -16,6 +16,7 @@ from atoll.errors import OK, Code, FrameError, Status, StatusError
 from atoll.host_services.python import python_sessions as module
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import Input, PythonSessions
+from atoll.ir.program import STORAGE_STREAM
 from atoll.ir.types import Replicated, Sharding
 from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
@@ -239,6 +240,54 @@ def test_hosts_that_run_already_are_reported_at_once(sessions):
 def test_a_function_of_a_closed_world_is_refused(sessions):
     with pytest.raises(StatusError, match="lost one another"):
         load(sessions, "f", m.PythonFunction("f", b""), 9)
+
+
+# ---- processes that wait for others
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_process_that_waits_ends_with_all_of_its_calls_and_the_next_one_starts(sessions, is_dropped):
+    process = ready(start(sessions, 5), 5)
+    outcomes: list[Any] = []
+    for _ in range(2):
+        sessions.call("in 5", 1, [], [], outcomes.append)
+    if is_dropped:
+        sessions.drop("in 5")
+    sessions.end_process("in 5", "was ended, because it waited")
+    assert [(each.code, each.message) for each in outcomes] == [(Code.ABORTED, "was ended, because it waited")] * 2
+    again = sessions._sessions[1].programs[5].process
+    assert again is not process
+    sessions.end_process("in 5", "was ended again")
+    assert sessions._sessions[1].programs[5].process is again, "it starts"
+
+
+def test_calls_behind_a_failed_one_are_resumed_when_it_has_ended_on_all_hosts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PythonProcess", Process)
+    sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path), worlds=Worlds()))
+    sessions.begin(1)
+    alone, together = (ready(start(sessions, world), world) for world in (0, 5))
+    outcomes: list[Any] = []
+    for world, stream, sequence in ((0, 1, 7), (5, 1, 8), (5, STORAGE_STREAM, 9)):
+        sessions.call(f"in {world}", stream, [], [], outcomes.append, sequence)
+    calls = [*alone.calls, *together.calls]
+    assert [each.holds for each in calls] == [False, True, False], "the others need no other host"
+    for process, call in zip((alone, together, together), calls, strict=True):
+        process.receive(m.Returned(call.number, Status(Code.INTERNAL, "bad")))
+    before = len(together.messages)
+    for sequence in (7, 8, 9, 8):
+        sessions.resume(sequence)
+    assert together.messages[before:] == [m.Resume(calls[1].number)]
+    assert not any(isinstance(each, m.Resume) for each in alone.messages)
+    sessions.close(1)
+
+
+def test_only_the_process_of_the_function_that_waits_ends(sessions):
+    alone, together = (ready(start(sessions, world), world) for world in (0, 5))
+    sessions.end_process("in 5", "was ended")
+    sessions.end_process("of another session", "was ended")
+    processes = [sessions._sessions[1].programs[world].process for world in (0, 5)]
+    assert processes[0] is alone
+    assert processes[1] is not together
 
 
 # ---- processes that do not start

@@ -48,6 +48,7 @@ from atoll.host_services.python.python_options import ProcessWorld, PythonHost, 
 from atoll.host_services.python.python_process import PythonProcess
 from atoll.host_services.python.rendezvous import Rendezvous, nowhere
 from atoll.ir.plan import LocalArray
+from atoll.ir.program import STORAGE_STREAM
 from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
@@ -88,6 +89,8 @@ class _Unasked:
 
 @dataclass(frozen=True)
 class _Call:
+    function: str
+    sequence: int  # of its unit, if it holds back other calls when it fails; otherwise 0
     results: tuple[LocalArray, ...]
     on_outcome: Callable[[Outcome], None]
     unasked: dict[int, tuple[_Unasked, int]]  # arguments and shards by the feeds that the process may still request
@@ -119,6 +122,7 @@ class _Program:
     functions: dict[str, m.Load] = field(default_factory=dict)  # the messages that load them in the next process
     loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
     calls: dict[int, _Call] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)  # failed calls that hold others back, by sequence
     opening: list[Callable[[Status], None]] = field(default_factory=list)
     is_open: bool = True
 
@@ -243,8 +247,15 @@ class PythonSessions:
         inputs: Sequence[Input],
         results: Sequence[tuple[int, LocalArray]],
         on_outcome: Callable[[Outcome], None],
+        sequence: int = 0,
     ) -> None:
-        """Call a function. `on_outcome` is called once, on any thread. Raise NOT_FOUND if it is not loaded."""
+        """Call a function for the unit `sequence`. `on_outcome` is called once, on any thread.
+
+        On several hosts, a call that fails holds back the later calls of its stream until `resume`. Otherwise these
+        could compute together with the failed call of another host, where the other host has to wait for it.
+
+        Raise NOT_FOUND if the function is not loaded.
+        """
         with self._lock:
             record = self._program_of.get(function)
             if record is None or function not in record.functions:
@@ -256,8 +267,10 @@ class PythonSessions:
             ]
             asks = isinstance(record.functions[function].source, m.WriteArrays)
             positions = tuple(position for position, _ in results)
-            call = m.Call(number, function, stream, tuple(arguments), positions, asks)
             process = self._running(record)
+            has_others = record.options is not None and len(record.options.devices) > 1
+            holds = has_others and stream != STORAGE_STREAM
+            call = m.Call(number, function, stream, tuple(arguments), positions, asks, holds)
             pairs = list(zip(inputs, arguments, strict=True))
             unasked = {}
             if asks:
@@ -265,7 +278,9 @@ class PythonSessions:
                     shards = _Unasked(each, len(argument.feeds))
                     unasked.update({feed: (shards, i) for i, feed in enumerate(argument.feeds)})
             arrays = tuple(array for _, array in results)
-            record.calls[number] = _Call(arrays, partial(_end, inputs, on_outcome), unasked)
+            record.calls[number] = _Call(
+                function, sequence if holds else 0, arrays, partial(_end, inputs, on_outcome), unasked
+            )
             now = [pair for pair in pairs if pair[0].at_once and not asks]
             later = [pair for pair in pairs if not pair[0].at_once and not asks]
             process.call(
@@ -273,6 +288,15 @@ class PythonSessions:
                 partial(self._send, number, now),
                 partial(self._send, number, later) if later else None,
             )
+
+    def resume(self, sequence: int) -> None:
+        """Start the calls that wait behind those of this unit, which have failed here and ended on all hosts."""
+        with self._lock:
+            for session in self._sessions.values():
+                for record in session.programs.values():
+                    number = record.held.pop(sequence, None)
+                    if number is not None and record.process is not None:
+                        record.process.send(m.Resume(number))
 
     def _send(self, number: int, inputs: Sequence[tuple[Input, m.Argument]], link: PythonLink) -> None:
         for each, argument in inputs:
@@ -316,6 +340,22 @@ class PythonSessions:
             closed = self._sessions.pop(session, None)
             for record in closed.programs.values() if closed is not None else ():
                 self._close(record)
+
+    def end_process(self, function: str, reason: str) -> None:
+        """End the process that runs a function, because other hosts wait for it or it waits for others.
+
+        Its calls fail with the `reason`, and so do those of other functions. The next process starts at once, as on the
+        other hosts. A process that is starting continues, since the one that ran the function has ended.
+        """
+        with self._lock:
+            record = self._program_of.get(function) or self._program_that_calls(function)
+            if record is not None and record.process is not None and record.is_ready:
+                record.process.end(reason)
+
+    def _program_that_calls(self, function: str) -> _Program | None:
+        """Return the program that runs a call of a function that was dropped since."""
+        programs = (record for session in self._sessions.values() for record in session.programs.values())
+        return next((each for each in programs if any(call.function == function for call in each.calls.values())), None)
 
     def close_world(self, closed: CloseWorld) -> None:
         """Kill the processes of a world that is closed, or have them belong to its successor."""
@@ -415,6 +455,8 @@ class PythonSessions:
                 outcome = _outcome(process, call, _checked(status), results)
                 with self._lock:
                     mine = record.calls.pop(number, None)
+                    if not status.ok and call.sequence:
+                        record.held[call.sequence] = number
                 if mine is not None:
                     call.on_outcome(outcome)
 
@@ -429,7 +471,7 @@ class PythonSessions:
             restarts = (
                 record.is_ready and record.options is not None and len(record.options.devices) > 1 and record.is_open
             )
-            calls, record.calls = record.calls, {}
+            calls, record.calls, record.held = record.calls, {}, {}
             for function in record.loading:
                 self._program_of.pop(function, None)
             waiting = record.take_waiting()

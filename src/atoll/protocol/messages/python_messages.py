@@ -145,7 +145,8 @@ class Argument(msgspec.Struct, frozen=True, array_like=True):
 class Call(Message, frozen=True, tag=11):
     """Call a function after earlier calls of the same stream, and once the feeds of its arguments have arrived.
 
-    If it `asks`, the process requests each feed with `Wanted` instead.
+    If it `asks`, the process requests each feed with `Wanted` instead. If it `holds` and fails, the later calls of the
+    stream wait for `Resume`.
     """
 
     number: int
@@ -154,6 +155,7 @@ class Call(Message, frozen=True, tag=11):
     arguments: tuple[Argument, ...]
     results: tuple[int, ...]  # positions of results that have shards on this host
     asks: bool = False
+    holds: bool = False
 
 
 class InputFailed(Message, frozen=True, tag=12):
@@ -169,7 +171,13 @@ class Drop(Message, frozen=True, tag=13):
     function: str
 
 
-ToPython = Load | Call | InputFailed | Drop
+class Resume(Message, frozen=True, tag=14):
+    """Start the calls that wait behind this one, which has failed here and has ended on all hosts."""
+
+    number: int
+
+
+ToPython = Load | Call | InputFailed | Drop | Resume
 
 # ---- process -> worker
 

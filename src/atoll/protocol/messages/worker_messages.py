@@ -387,7 +387,10 @@ class DropRun(Message, frozen=True, tag=35):
 
 
 class CollectiveEnded(Message, frozen=True, tag=76):
-    """Report that a collective that this host skipped (`Failed`) has ended on all hosts, so others can start here."""
+    """Report that a collective that this host skipped (`Failed`) has ended on all hosts, so others can start here.
+
+    It also reports this about a call of Python that failed on this host.
+    """
 
     sequence: int
 
@@ -481,10 +484,15 @@ class Ping(Message, frozen=True, tag=33):
 
 
 class StopRun(Message, frozen=True, tag=176):
-    """End the run of a gang with CANCELLED and `text` if its devices support that. Repeated until the run has ended."""
+    """End the run of a gang with CANCELLED and `text` if its devices support that. Repeated until the run has ended.
+
+    With a `function` of Python, end its session's process that runs the function, also if the call has ended on this
+    host. `text` says why, and continues a sentence that begins with the name of the process. Sent once.
+    """
 
     sequence: int
     text: str
+    function: str = ""
 
 
 class ReportStores(Message, frozen=True, tag=72):

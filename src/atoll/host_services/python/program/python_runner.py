@@ -165,6 +165,7 @@ class Runner:
         self._loaded: dict[str, Future[Any]] = {}
         self._loads = Stream(lambda: None)
         self._streams: dict[int, Stream] = {}
+        self._held: dict[int, threading.Event] = {}  # failed calls that hold back the later calls of their streams
         self._contents = Contents()
         self._feed = 0
         self._feed_lock = threading.Lock()
@@ -189,6 +190,10 @@ class Runner:
                 stream.submit(self._bound(message, self._loaded.get(name) or _missing_function(name)))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
+            case m.Resume(number=number):
+                held = self._held.pop(number, None)
+                if held is not None:
+                    held.set()
             case m.Drop(function=name):
                 self._drop(self._loaded.pop(name, None))
 
@@ -218,8 +223,14 @@ class Runner:
         def run() -> None:
             returned = self._call(call, held)
             self._functions.release_memory()
+            resumed = threading.Event()
+            if call.holds and not returned.status.ok:
+                self._held[call.number] = resumed
+            else:
+                resumed.set()
             with contextlib.suppress(OSError):
                 self._link.send(returned)
+            resumed.wait()
 
         return run
 
