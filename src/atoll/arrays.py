@@ -199,10 +199,14 @@ def _as_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
 def _as_array(leaf: Any, path: str) -> Any:
     import jax
 
+    path = "the array" if path == "." else path
     if isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"{path} is traced: call atoll.publish outside jit")
     if not isinstance(leaf, jax.Array):
-        leaf = jax.device_put(np.frombuffer(leaf, np.uint8) if isinstance(leaf, bytes) else leaf)
+        try:
+            leaf = jax.device_put(np.frombuffer(leaf, np.uint8) if isinstance(leaf, bytes) else leaf)
+        except TypeError:
+            raise TypeError(f"{path} is of type {type(leaf).__name__}: publish arrays, numbers and bytes") from None
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
     return leaf

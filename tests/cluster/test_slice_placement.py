@@ -193,9 +193,26 @@ def test_a_refusal_names_what_is_free_and_why_each_island_will_not_do():
     assert "cannot place a 2x2 mesh of devices" in text
     assert "island 0 (4 cpu): it has no sub-mesh 2x2" in text
     assert "island 1 (2x2 cpu): it is restarting" in text
-    assert text.endswith("in no slice: island 0: 3; island 1: 4, 5, 6, 7")
+    assert "in no slice: island 0: 3; island 1: 4, 5, 6, 7. Try again when all islands are ready" in text
     assert "it has 4 devices" in table.refusal(count=5)
-    assert "do not fit" in Table((4,)).refusal(4) if not Table((4,)).add(4) else True
+
+
+def test_a_refusal_names_the_next_step():
+    table = Table((4,))
+    assert table.refusal(count=5).endswith("Request a slice that one of the islands can have")
+    table.add(4)
+    for exclusive in (False, True):
+        text = table.refusal(count=2, exclusive=exclusive)
+        assert "too few devices of this session are unused" in text
+        assert text.endswith("Release a slice of this session with slice.release(), or request fewer devices")
+
+
+def test_a_refusal_of_exclusive_devices_names_other_sessions():
+    table = Table((2,), sessions=2)
+    table.add(2, session=2)
+    text = table.refusal(count=2, exclusive=True)
+    assert "island 0 (2 cpu): other sessions use its devices" in text
+    assert text.endswith("Omit exclusive=True, or wait until the other sessions have ended")
 
 
 def test_released_devices_can_be_had_again():

@@ -274,9 +274,9 @@ def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them()
         (answer,) = [message for message in play.outbox() if isinstance(message, m.SliceAdded)]
         return answer
 
-    assert (
-        "no devices there are free of other sessions" in added(other, 1, SliceRequest(4, exclusive=True)).status.message
-    )
+    refused = added(other, 1, SliceRequest(4, exclusive=True)).status.message
+    assert "other sessions use its devices" in refused
+    assert refused.endswith("Omit exclusive=True, or wait until the other sessions have ended")
     mine = added(other, 2, SliceRequest(2, exclusive=True))
     assert mine.status.code == Code.OK
     taken = {play.controller.sessions[other].devices.locations[device] for device in mine.devices}

@@ -335,6 +335,8 @@ def refusals() -> list[str]:
         lambda: atoll.publish("policy-arguments", array, keep=65),
         lambda: atoll.publish("policy-arguments", array, replicas=1 << 70),
         lambda: atoll.publish("policy-arguments", Pair(array, array)),
+        lambda: atoll.publish("policy-arguments", {"a": array, "b": "text"}),
+        lambda: jax.jit(lambda x: atoll.publish("policy-arguments", x))(array),
         lambda: atoll.subscribe("policy-arguments", version=-1),
         lambda: atoll.subscribe("policy-arguments", version=1 << 70),
         lambda: atoll.subscribe("policy-arguments", newer_than=1 << 70, wait=0.0),
@@ -342,7 +344,7 @@ def refusals() -> list[str]:
     ):
         try:
             found.append(str(call()))
-        except (StatusError, ValueError) as error:
+        except (StatusError, ValueError, TypeError) as error:
             found.append(str(error))
     return found
 
@@ -500,6 +502,8 @@ def test_wrong_arguments_are_errors_and_the_session_continues(shared: StandingCl
         "a name can keep 1 to 64 versions, not 65",
         f"replicas must be from 1 to 2147483647, not {1 << 70}",
         "two arrays of the tree to publish as policy-arguments have the same path",
+        "['b'] is of type str: publish arrays, numbers and bytes",
+        "the array is traced: call atoll.publish outside jit",
         "versions are numbered from 1: policy-arguments has no version -1",
         f"versions are numbered from 1: policy-arguments has no version {1 << 70}",
         "trainer/policy-arguments does not have a version newer than",

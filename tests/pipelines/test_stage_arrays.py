@@ -40,8 +40,10 @@ def test_a_spec_fits_a_mesh_as_far_as_it_has_the_axes() -> None:
 
 
 def test_a_spec_that_cannot_be_is_refused_with_the_name() -> None:
-    with pytest.raises(PipelineError, match=r"params\['w'\] has the shape \[4, 4\], which .* cannot divide"):
+    with pytest.raises(PipelineError, match=r"has no axis 'expert': its axes are 'data', 'model'"):
         parameter_sharding(np.ones((4, 4)), PartitionSpec("expert"), mesh(), "params['w']")
+    with pytest.raises(PipelineError, match=r"params\['w'\] has the shape \[4\], which .* cannot divide"):
+        parameter_sharding(np.ones(4), PartitionSpec("data", "model"), mesh(), "params['w']")
     assert batch_sharding((), None, mesh(), "batch").spec == PartitionSpec()
 
 

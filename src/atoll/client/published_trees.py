@@ -410,7 +410,11 @@ def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]
         for number in itertools.islice(left, jax.tree.structure(part).num_leaves):
             chosen[number] = _sharding_on(sharding)
 
-    jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, places))
+    try:
+        jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, places))
+    except ValueError as error:
+        text = "pass one sharding, or a tree of shardings that is a prefix of the tree of arrays"
+        raise ValueError(f"the shardings do not fit the tree: {text}. {error}") from None
     return chosen
 
 

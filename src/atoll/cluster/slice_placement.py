@@ -29,8 +29,9 @@ GPUS = ("gpu", "cuda", "rocm")
 _ACCELERATORS = ("tpu", "gpu")
 
 _AVOIDED = 1 << 32  # the load of a device that is only used if no other one fits
-# Reasons for a shared and for an exclusive slice.
-_WHY_NOT = ("no free virtual devices can be there", "no devices there are free of other sessions")
+# Reasons why a slice does not fit on an island whose devices are of the right number and kind.
+_NONE_LEFT = "too few devices of this session are unused"
+_IN_USE = "other sessions use its devices"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Slices:
         if slice_request.accelerator and any(each.is_kind(kind) for each in islands for kind in _ACCELERATORS):
             slice_request = replace(slice_request, kind=slice_request.kind or slice_request.accelerator)
         _check_islands(devices, slice_request, islands)
-        reasons: list[str] = []
+        reasons: list[tuple[IslandDevices, str]] = []
         best: tuple[tuple[int, ...], Choice] | None = None
         scattered: tuple[tuple[int, ...], Choice] | None = None
         for island in islands:
@@ -163,12 +164,17 @@ class Slices:
                     if slice_request.shape
                     else f"it has {counted(len(island.locations), 'device')}"
                 )
+            shared = {
+                location
+                for location in island.locations
+                if slice_request.exclusive and self.has_others(session, location)
+            }
             roomy = {
                 location
                 for location in island.locations
                 if free_bytes(location) >= slice_request.memory_per_device
                 and not devices.closed(location)
-                and not (slice_request.exclusive and self.has_others(session, location))
+                and location not in shared
             }
             for length, points in candidates:
                 locations = tuple(island.locations[i] for i in points)
@@ -187,14 +193,15 @@ class Slices:
                     key = (*_rank(load, locations), island.number, *taken)
                     if scattered is None or key < scattered[0]:
                         scattered = key, Choice(taken, locations, shape, False)
-            reasons.append(f"{island}: {reason or _WHY_NOT[slice_request.exclusive]}")
+            reasons.append((island, reason or (_IN_USE if shared else _NONE_LEFT)))
         found = best or scattered
         if found is not None:
             return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
         raise failed(
             Code.RESOURCE_EXHAUSTED,
-            f"cannot place {slice_request} on one island: {'; '.join(reasons)}. "
-            f"Virtual devices of this session that are in no slice: {free_text(devices)}",
+            f"cannot place {slice_request} on one island: {'; '.join(f'{island}: {why}' for island, why in reasons)}. "
+            f"Devices of this session that are in no slice: {free_text(devices)}. "
+            f"{_advice(reasons, slice_request.count, len(devices.locations))}",
             Details(Kind.LIMIT, limit="devices", retriable=True),
         )
 
@@ -266,6 +273,26 @@ def _check_islands(devices: SessionDevices, slice_request: SliceRequest, islands
             f"cannot place {slice_request}: it needs an island without slices {others}, and this cluster has {count}. "
             "Start it with more islands: the first number of --islands",
         )
+
+
+def _advice(reasons: Sequence[tuple[IslandDevices, str]], count: int, total: int) -> str:
+    """Return what to do if a slice fits on no island.
+
+    Args:
+        reasons: Why the slice does not fit, for each island.
+        count: The devices of the slice.
+        total: The devices of the session.
+    """
+    causes = {why for _, why in reasons}
+    if _IN_USE in causes:
+        return "Omit exclusive=True, or wait until the other sessions have ended"
+    if _NONE_LEFT in causes and count > total:  # when the session began, others had exclusive devices
+        return f"Request at most {counted(total, 'device')}, or start the script again when other sessions have ended"
+    if _NONE_LEFT in causes:
+        return "Release a slice of this session with slice.release(), or request fewer devices"
+    if any(island.closed for island, _ in reasons):
+        return "Try again when all islands are ready, or request a slice that a ready island can have"
+    return "Request a slice that one of the islands can have"
 
 
 class _FreeDevices:

@@ -164,6 +164,12 @@ def _spread(specs: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
 
 
 def _check(spec: PartitionSpec, shape: Sequence[int], mesh: Mesh, name: str) -> None:
+    axes = {axis for entry in spec if entry is not None for axis in (entry if isinstance(entry, tuple) else (entry,))}
+    if unknown := axes - set(mesh.axis_names):
+        raise PipelineError(
+            f"{name} has the spec {spec}, but the mesh of its stage has no axis "
+            f"{', '.join(map(repr, sorted(unknown)))}: its axes are {', '.join(map(repr, mesh.axis_names))}"
+        )
     if fitting_spec(spec, shape, mesh) != PartitionSpec(*spec, *[None] * (len(shape) - len(spec))):
         raise PipelineError(
             f"{name} has the shape {list(shape)}, which {spec} cannot divide on a mesh of {dict(mesh.shape)}"

@@ -87,8 +87,9 @@ def route(
         device. On a mesh, the block is sharded along the mesh's first axis.
       capacity: Number of rows that a destination takes. Each group has an equal part of it. Beyond the capacity,
         choices with lower k have precedence, then rows with lower numbers. The destination reserves memory for all of
-        it. overflow: Result in `unroute` of a choice beyond the capacity or without a destination: zeros for "drop",
-        the row itself for "keep". `Routing` counts these choices.
+        it.
+      overflow: Result in `unroute` of a choice beyond the capacity or without a destination: zeros for "drop", the row
+        itself for "keep". `Routing` counts these choices (`dropped`, `out_of_range`).
 
     Returns the blocks, one [capacity, ...] per destination, and a `Routing`. A block has `capacity / groups` places for
     each group: the received rows, ordered by choice and number, followed by zeros.
