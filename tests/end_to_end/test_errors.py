@@ -56,7 +56,7 @@ def test_an_address_or_topology_that_will_not_do_is_named_and_what_to_write_or_s
     for address, text in zip(nobody, texts, strict=True):
         assert address in text
         assert "atoll up" in text
-    assert "'nowhere': expected unix:/path or HOST:PORT, or the name of one of your clusters" in no_address
+    assert "no cluster of yours with the name 'nowhere' is up on this machine (up: none): start it with" in no_address
     assert "expected ISLANDSxHOSTSxDEVICES" in no_topology
 
 

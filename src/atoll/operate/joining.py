@@ -96,10 +96,10 @@ def _named(name: str, records: list[ClusterRecord] | None) -> ClusterRecord:
     known = [*standing_clusters(), *embedded_clusters()] if records is None else records
     found = next((each for each in known if each.name == name), None)
     if found is None:
-        names = ", ".join(each.name for each in known) or "none is up"
+        names = ", ".join(each.name for each in known) or "none"
         raise AddressError(
-            f"invalid address {name!r}: expected unix:/path or HOST:PORT, or the name of one of your clusters on this "
-            f"machine ({names}); start one with `atoll up --name {name}`"
+            f"no cluster of yours with the name {name!r} is up on this machine (up: {names}): start it with "
+            f"`atoll up --name {name}`, or use another name, or an address (unix:/path or HOST:PORT)"
         )
     return found
 
