@@ -224,36 +224,12 @@ class Controller:
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.ledger)
         own = self._internal = InternalPrograms(self.programs, self.launches.launcher, self._outbox)
-        spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launches, own, self._outbox)
+        spiller = self._spiller = ArraySpiller(state, self.launches, own)
         self.migrations = Migrations(
-            self.resources,
-            self._compilation,
-            self._queries,
-            self.launches,
-            self.programs,
-            own,
-            spiller,
-            self._outbox,
+            state, self.launches, self._compilation, self.programs, own, spiller, self._queries.is_waiting
         )
-        self.suspensions = Suspensions(
-            self.migrations,
-            spiller=spiller,
-            resources=self.resources,
-            slices=self.slices,
-            launches=self.launches,
-            history=self.history,
-            out=self._outbox,
-            directory=settings.suspend_directory,
-            patience=settings.suspended_seconds,
-        )
-        pressure = self._pressure = MemoryPressure(
-            self.sessions,
-            self.launches.reservations,
-            spiller,
-            self.suspensions,
-            settings.spill,
-            settings.suspend_lower,
-        )
+        self.suspensions = Suspensions(state, self.launches, self.migrations, spiller, self.slices, self.history)
+        pressure = self._pressure = MemoryPressure(state, self.launches.reservations, spiller, self.suspensions)
         self._relays = Relays(state, self.launches.gang_ends, settings.relay_group, self._hosts_answered)
         self._recovery = IslandRecovery(
             state,

@@ -21,14 +21,13 @@ from itertools import islice
 
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted
 from atoll.cluster.locations import Placement
-from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.launch.launches import Launches
+from atoll.launch.shared_state import SharedState
 from atoll.migration.array_views import Shard, spec_of, view_program, views_of
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
@@ -106,20 +105,13 @@ def _no_manifest(arrays: Mapping[int, SpilledArray]) -> bytes:
 class ArraySpiller:
     """Spills and restores arrays of sessions."""
 
-    def __init__(
-        self,
-        sessions: Mapping[int, Session],
-        resources: ResourceManager,
-        launches: Launches,
-        internal: InternalPrograms,
-        out: Out,
-    ) -> None:
-        self._sessions = sessions
-        self._resources = resources
+    def __init__(self, shared: SharedState, launches: Launches, internal: InternalPrograms) -> None:
+        self._sessions = shared.sessions
+        self._resources = shared.resources
         self._launcher, self._failing = launches.launcher, launches.failing
         self._reservations = launches.reservations
         self._internal = internal
-        self._out = out
+        self._outbox = shared.outbox
         self._spills: dict[int, _Spill] = {}  # by request
         self._saves: dict[int, _Save] = {}  # by request
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
@@ -178,7 +170,7 @@ class ArraySpiller:
             self._saves[number] = request
         to_files = bool(directory)
         for host, some in sorted(shards.items()):
-            self._out.to_host(
+            self._outbox.to_host(
                 host, m.SpillRequest(session.number, number, tuple(some), to_files, directory, text, to_files)
             )
         if not shards:
@@ -267,13 +259,13 @@ class ArraySpiller:
             spilled = self._spilled(spill, handle, parts)
             is_there = session.directory.entries.get(handle) is entry and entry.is_idle
             if spill.failure is None and spilled is not None and is_there:
-                self._out.free(entry.hosts, session.number, (handle,))
+                self._outbox.free(entry.hosts, session.number, (handle,))
                 self._reservations.release(entry)
                 entry.spill(spilled)
                 session.has_spilled = True
             elif spilled is not None:
                 self.drop(session, spilled)
-        self._out.flush_frees()  # frees the memory before anything is restored under the same handle
+        self._outbox.flush_frees()  # frees the memory before anything is restored under the same handle
         spill.then(spill.failure or OK)
 
     def _spilled(self, spill: _Spill, handle: int, parts: tuple[SpilledPart, ...]) -> SpilledArray | None:
@@ -367,7 +359,7 @@ class ArraySpiller:
             restore.entry.restore()
         feeds = tuple(range(first, self._next_feed))
         for host, pieces in sorted(by_host.items()):
-            self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
+            self._outbox.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
         self._internal.take_credit(session)
         message = m.Launch(program, sources, tuple(each.handle for each in arrays), feeds)
         then = partial(self._all_restored, tuple(arrays), feeds)
@@ -423,14 +415,14 @@ class ArraySpiller:
             entry = session.directory.entries.get(handle)
             if entry is None or entry.spilled is not None:
                 continue
-            self._out.free(entry.hosts, session.number, (handle,))
+            self._outbox.free(entry.hosts, session.number, (handle,))
             self._reservations.release(entry)
             if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
                 entry.spill(spilled)
             else:
                 session.directory.lose(entry, status)
                 self.drop(session, spilled)
-        self._out.flush_frees()
+        self._outbox.flush_frees()
 
     # ---- the end
 
@@ -480,7 +472,7 @@ class ArraySpiller:
     def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
         """Drop pieces. If the host is not there, its memory is lost, and it removes the files later."""
         if pieces and self._is_there(host):
-            self._out.to_host(host, m.DropSpilled(session, pieces))
+            self._outbox.to_host(host, m.DropSpilled(session, pieces))
         else:
             left = self._left.setdefault(host, {})
             left.update((piece.path, None) for piece in pieces if piece.path)
@@ -492,7 +484,7 @@ class ArraySpiller:
         for host in self._resources.hosts_of(ready.island) if self._left else ():
             paths = iter(self._left.pop(host, {}))
             while some := tuple(m.SpilledPiece(0, path=path) for path in islice(paths, _MAX_DROPPED)):
-                self._out.to_host(host, m.DropSpilled(0, some))
+                self._outbox.to_host(host, m.DropSpilled(0, some))
 
     def session_closed(self, session: Session) -> None:
         """Drop the session's pieces in files. Pieces in memory are dropped with the session's stores."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from atoll.cluster.locations import Placement
 from atoll.ir import program as ir
 from atoll.launch.launcher import Launcher
-from atoll.migration.migration_interfaces import Out, Programs
+from atoll.launch.outbox import Outbox
+from atoll.launch.registry import ProgramRegistry
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
@@ -14,10 +15,10 @@ from atoll.state.session import Session
 class InternalPrograms:
     """The internal programs of sessions, which have negative numbers and call no functions."""
 
-    def __init__(self, programs: Programs, launcher: Launcher, out: Out) -> None:
+    def __init__(self, programs: ProgramRegistry, launcher: Launcher, outbox: Outbox) -> None:
         self._programs = programs
         self._launcher = launcher
-        self._out = out
+        self._outbox = outbox
 
     def make(self, session: Session, definition: ir.Program, places: Placement) -> int:
         """Make a program and return its number in the session. Raises StatusError if it cannot run at these places."""
@@ -37,4 +38,4 @@ class InternalPrograms:
 
     def take_credit(self, session: Session) -> None:
         """Take a credit of the session for a launch, and notify its proxy."""
-        self._out.return_credits(session.number, -1)
+        self._outbox.return_credits(session.number, -1)

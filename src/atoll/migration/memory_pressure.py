@@ -2,7 +2,7 @@
 
 A node that waits for device memory gets it in this order:
 
-1. Idle arrays of sessions with a lower priority spill, the largest first, up to `spill_bytes` of each host's memory.
+1. Idle arrays of sessions with a lower priority spill, the largest first, up to the setting `spill` on each host.
 2. If that is not enough and sessions may be suspended, suspend the session with the lowest priority that holds the most
    memory of the device.
 3. If the node would otherwise fail, idle arrays of its own session and of others with its priority spill as well.
@@ -16,7 +16,7 @@ Pure. Invariant: no session loses memory to a session with a lower priority.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice
 from atoll.errors import Status, StatusError
 from atoll.launch.reservations import Reservations
+from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.suspensions import Suspensions
 from atoll.state.buffer_directory import Entry
@@ -49,19 +50,17 @@ class MemoryPressure:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
+        shared: SharedState,
         memory: Reservations,
         spiller: ArraySpiller,
         suspensions: Suspensions,
-        spill_bytes: int,
-        suspend_lower: SuspendLower,
     ) -> None:
-        self._sessions = sessions
+        self._sessions = shared.sessions
         self._memory = memory
         self._spiller = spiller
         self._suspensions = suspensions
-        self._spill_bytes = spill_bytes
-        self._suspend_lower = suspend_lower
+        self._spill_bytes = shared.settings.spill
+        self._suspend_lower = shared.settings.suspend_lower
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
         self._stuck: dict[tuple[int, int], float] = {}  # arrays that could not spill, with the time
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, with the time

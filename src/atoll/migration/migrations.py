@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from atoll.cluster.lifecycle import IslandFailed
-from atoll.cluster.resources import ResourceManager
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status, StatusError
+from atoll.launch.compilation import Compilation
 from atoll.launch.launches import Launches
+from atoll.launch.registry import ProgramRegistry
+from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Compiler, Out, PendingQueries, Programs
 from atoll.migration.movers import CopyingMover, Mover, RestoringMover
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
@@ -95,29 +96,31 @@ class Migration(StateMachine[MigrationState]):
 
 
 class Migrations:
-    """The running migrations, at most one per session."""
+    """The running migrations, at most one per session.
+
+    `has_queries(session)` returns whether a session waits for replies to queries.
+    """
 
     def __init__(
         self,
-        resources: ResourceManager,
-        compilation: Compiler,
-        queries: PendingQueries,
+        shared: SharedState,
         launches: Launches,
-        programs: Programs,
+        compilation: Compilation,
+        programs: ProgramRegistry,
         internal: InternalPrograms,
         spiller: ArraySpiller,
-        outbox: Out,
+        has_queries: Callable[[int], bool],
     ) -> None:
         self.under_way: dict[int, Migration] = {}  # by session
-        self._resources = resources
+        self._resources = shared.resources
         self._compilation = compilation
-        self._queries = queries
+        self._has_queries = has_queries
         self._launches = launches
         self._memory_waits = launches.reservations.waits
         self._programs = programs
         self._internal = internal
         self._spiller = spiller
-        self._outbox = outbox
+        self._outbox = shared.outbox
         self._states: Durations[tuple[int, MigrationState]] = Durations()  # by migration and state
         self._next_handle = COPY_HANDLES.start  # of copies
         self._next_number = 1
@@ -231,7 +234,7 @@ class Migrations:
             or session.publishing
             or session.reading
             or self._compilation.is_waiting(session.number)
-            or self._queries.is_waiting(session.number)
+            or self._has_queries(session.number)
         )
 
     def _is_compiled(self, session: Session) -> bool:

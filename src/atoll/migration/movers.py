@@ -11,9 +11,9 @@ from atoll.errors import Code, Status, StatusError
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
 from atoll.launch.launches import Launches
+from atoll.launch.outbox import Outbox
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.migration_interfaces import Out
 from atoll.migration.rules import Changes, check_memory, is_affected
 from atoll.protocol.number_ranges import MIGRATED_DEVICES
 from atoll.state.buffer_directory import Entry, SpilledArray
@@ -50,11 +50,11 @@ class CopyingMover:
     """
 
     def __init__(
-        self, internal: InternalPrograms, launches: Launches, out: Out, next_handle: Callable[[], int]
+        self, internal: InternalPrograms, launches: Launches, outbox: Outbox, next_handle: Callable[[], int]
     ) -> None:
         self._internal = internal
         self._launches = launches
-        self._out = out
+        self._out = outbox
         self._next_handle = next_handle
         self._programs: dict[ArraySpec, int] = {}  # programs that copy
         self._copies: dict[int, int] = {}  # by the handle of the copied array

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.cluster.lifecycle import IslandFailed
-from atoll.cluster.resources import ResourceManager
 from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.launches import Launches
+from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.manifest import manifest_of
-from atoll.migration.migration_interfaces import Out
 from atoll.migration.migrations import DRAIN_SECONDS, QUIESCE_SECONDS, WORK_SECONDS, Migrations
 from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
 from atoll.protocol import messages as m
@@ -65,31 +64,27 @@ class Suspension:
 
 
 class Suspensions:
-    """All suspensions, at most one per session. Hosts put files into `directory`, or into their own if it is ""."""
+    """All suspensions, at most one per session."""
 
     def __init__(
         self,
-        migrations: Migrations,
-        *,
-        spiller: ArraySpiller,
-        resources: ResourceManager,
-        slices: Slices,
+        shared: SharedState,
         launches: Launches,
+        migrations: Migrations,
+        spiller: ArraySpiller,
+        slices: Slices,
         history: History,
-        out: Out,
-        directory: str,
-        patience: float,
     ) -> None:
         self.by_session: dict[int, Suspension] = {}
         self._migrations = migrations
         self._spiller = spiller
-        self._resources = resources
+        self._resources = shared.resources
         self._slices = slices
         self._reservations = launches.reservations
         self._history = history
-        self._out = out
-        self._directory = directory
-        self._patience = patience  # seconds that the proxy of a session on disk waits for the next cluster
+        self._outbox = shared.outbox
+        self._directory = shared.settings.suspend_directory  # of hosts; "": their own
+        self._patience = shared.settings.suspended_seconds  # that proxies of sessions on disk wait for a cluster
         self._states: Durations[tuple[int, SessionState]] = Durations()
         self._now = 0.0
 
@@ -109,7 +104,7 @@ class Suspensions:
         self.by_session[session.number] = suspension
         session.enter(SessionState.QUIESCING)
         session.is_on_disk = to_files
-        self._out.to_session(session.number, m.Quiesce(suspension.number))
+        self._outbox.to_session(session.number, m.Quiesce(suspension.number))
 
     def resume(
         self, session: Session, islands: tuple[int, ...], seconds: float, then: Callable[[Status], None]
@@ -230,7 +225,7 @@ class Suspensions:
     def _enter_suspended(self, session: Session) -> None:
         session.enter(SessionState.SUSPENDED)
         if session.is_on_disk:
-            self._out.set_patience(session.number, self._patience)
+            self._outbox.set_patience(session.number, self._patience)
 
     def _spill(self, suspension: Suspension) -> None:
         session = suspension.session
@@ -275,7 +270,7 @@ class Suspensions:
             return
         session.enter(SessionState.RUNNING)
         self._spiller.cancel(session, status)
-        self._out.to_session(session.number, m.Migrated(suspension.number, ()))
+        self._outbox.to_session(session.number, m.Migrated(suspension.number, ()))
         suspension.then(status)
 
     # ---- resuming
@@ -315,7 +310,7 @@ class Suspensions:
         session.devices.are_free = False
         session.enter(SessionState.RESUMING)
         if session.is_on_disk:
-            self._out.set_patience(session.number, 0.0)
+            self._outbox.set_patience(session.number, 0.0)
 
     def _resumed(self, suspension: Suspension, status: Status) -> None:
         session = suspension.session
