@@ -13,7 +13,7 @@ from atoll.devices.compilers.compiler_messages import CompileProgram, Finished, 
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.protocol.messages import Compiled, CompileReport, CompileStage
-from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.compilers import Compilers, ProgramCompilation
 from tests.waiting import until
 
 SECONDS = 60.0
@@ -86,7 +86,7 @@ def test_any_rejection_by_a_compiler_process_is_a_status_that_the_controller_tak
     compilers = Compilers(cast(Any, server))
     failures: queue.SimpleQueue[Status] = queue.SimpleQueue()
 
-    def work(compilation: Compilation) -> None:
+    def work(compilation: ProgramCompilation) -> None:
         with pytest.raises(StatusError) as caught:
             compilation.compile(PROGRAM, None, "f")
         failures.put(caught.value.status)
@@ -105,7 +105,7 @@ def test_progress_is_the_cpu_time_of_the_process_that_compiles() -> None:
     compilers = Compilers(cast(Any, server))
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def work(compilation: Compilation) -> None:
+    def work(compilation: ProgramCompilation) -> None:
         with pytest.raises(StatusError):
             compilation.compile(PROGRAM, None, "f")
         ended.put(None)

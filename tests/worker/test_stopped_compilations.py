@@ -17,7 +17,7 @@ from atoll.errors import OK, Status, StatusError
 from atoll.protocol.messages import CloseWorld, Compile, Compiled, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
-from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.compilers import Compilers, ProgramCompilation
 from atoll.worker.host_functions import Functions
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
@@ -162,7 +162,7 @@ def test_a_function_whose_compilation_is_stopped_while_it_is_loaded_is_not_kept(
         looked_at.set()
 
     made = StoppedFunction(NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives()), stop)
-    monkeypatch.setattr(Compilation, "compile", lambda *_: CompiledProgram(b"", None, ()))
+    monkeypatch.setattr(ProgramCompilation, "compile", lambda *_: CompiledProgram(b"", None, ()))
     monkeypatch.setattr(NullBackend, "compile", lambda *_, **__: (made, False, 0.0))
     host.request(1)
     assert looked_at.wait(SECONDS)

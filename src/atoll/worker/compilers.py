@@ -24,10 +24,12 @@ MAX_IDLE = 8
 _CODES = frozenset(map(int, Code))
 
 
-class Compilation:
+class ProgramCompilation:
     """A program that is queued or being compiled. Any thread may cancel it; its own thread calls `compile`."""
 
-    def __init__(self, compilers: Compilers, number: int, session: int, work: Callable[[Compilation], None]) -> None:
+    def __init__(
+        self, compilers: Compilers, number: int, session: int, work: Callable[[ProgramCompilation], None]
+    ) -> None:
         self.number = number
         self.session = session
         self.work = work
@@ -99,7 +101,7 @@ class Compilers:
         self._lock = threading.Lock()
         self._queue = CompileQueue()
         self._numbers = itertools.count(1)
-        self._queued: dict[int, Compilation] = {}
+        self._queued: dict[int, ProgramCompilation] = {}
         self._sessions: set[int] = set()  # open sessions
         self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the longest idle first
 
@@ -121,13 +123,13 @@ class Compilers:
             process.close()
 
     def submit(
-        self, tenant: str, share: float, session: int, may_ask: bool, work: Callable[[Compilation], None]
-    ) -> Compilation:
+        self, tenant: str, share: float, session: int, may_ask: bool, work: Callable[[ProgramCompilation], None]
+    ) -> ProgramCompilation:
         """Queue a compilation. When its turn comes, `work` is called on a new thread to compile and report.
 
         Raise RESOURCE_EXHAUSTED if too many compilations of the tenant wait.
         """
-        compilation = Compilation(self, next(self._numbers), session, work)
+        compilation = ProgramCompilation(self, next(self._numbers), session, work)
         with self._lock:
             self._queue.add(compilation.number, tenant, share, session, may_ask)
             self._queued[compilation.number] = compilation
@@ -139,7 +141,7 @@ class Compilers:
         with self._lock:
             return self._queue.statistics() | {"idle processes": len(self._idle)}
 
-    def report(self, function: str, compilation: Compilation) -> CompileReport:
+    def report(self, function: str, compilation: ProgramCompilation) -> CompileReport:
         """Report on the compilation of a function. A process makes progress if it uses CPU time.
 
         Reading that time takes milliseconds, and is done only for compilations that have a place, which are few.
@@ -182,20 +184,20 @@ class Compilers:
                 ended, _ = self._idle.popitem(last=False)
         ended.close()
 
-    def set_waiting(self, compilation: Compilation, is_waiting: bool) -> None:
+    def set_waiting(self, compilation: ProgramCompilation, is_waiting: bool) -> None:
         with self._lock:
             change = self._queue.ask if is_waiting else self._queue.answered
             change(compilation.number, self._clock())
         self._start()
 
-    def cancel(self, compilation: Compilation) -> None:
+    def cancel(self, compilation: ProgramCompilation) -> None:
         """Remove a compilation from the queue if it has not started."""
         with self._lock:
             is_queued = self._queued.pop(compilation.number, None) is not None
         if is_queued:
             self.end(compilation)
 
-    def end(self, compilation: Compilation) -> float:
+    def end(self, compilation: ProgramCompilation) -> float:
         """Free the compilation's place for the next one. Return the seconds for which it had a place."""
         with self._lock:
             seconds = self._queue.end(compilation.number, self._clock())
@@ -210,7 +212,7 @@ class Compilers:
         for each in started:
             threading.Thread(target=self._run, args=(each,), name="atoll-compile-apart", daemon=True).start()
 
-    def _run(self, compilation: Compilation) -> None:
+    def _run(self, compilation: ProgramCompilation) -> None:
         try:
             compilation.work(compilation)
         finally:

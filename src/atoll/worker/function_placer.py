@@ -15,7 +15,7 @@ from atoll.errors import OK, Status
 from atoll.protocol.messages import CloseWorld, Compile, CompileStage, FunctionSource, LoadInWorld, NeedsWorld
 from atoll.state.closed_worlds import ended_with_others
 from atoll.worker.compile_results import CompileResult
-from atoll.worker.compilers import Compilation
+from atoll.worker.compilers import ProgramCompilation
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
 from atoll.worker.function_worlds import Placement, Recipe, Waiting, placement_of
 from atoll.worker.host_worlds import HostWorlds
@@ -30,7 +30,7 @@ class Compilations(Protocol):
     def start_asking(self, session: int, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
         """Do the same as `start`, on one of the session's threads: the work asks the session's client, and may wait."""
 
-    def working(self, message: Compile, in_compiler: Compilation | None = None) -> AbstractContextManager[None]:
+    def working(self, message: Compile, in_compiler: ProgramCompilation | None = None) -> AbstractContextManager[None]:
         """Note that this thread works on a compilation, whose error ends it. `in_compiler` is a compiler process's."""
         ...
 

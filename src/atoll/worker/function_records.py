@@ -22,7 +22,7 @@ from atoll.devices.device import LoadedFunction
 from atoll.errors import not_found
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.protocol.messages import Compile, CompileStage
-from atoll.worker.compilers import Compilation
+from atoll.worker.compilers import ProgramCompilation
 from atoll.worker.function_worlds import FunctionWorld
 from atoll.worker.store import TypeKeys
 
@@ -101,7 +101,7 @@ class Pending:
     stage: CompileStage = CompileStage.QUEUED
     thread: int = 0  # that works on it
     others: list[Compile] = field(default_factory=list)
-    in_compiler: Compilation | None = None  # by `compilers`, which know the stage
+    in_compiler: ProgramCompilation | None = None  # by `compilers`, which know the stage
     may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
 
     def wait(self, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
@@ -175,7 +175,7 @@ class FunctionRecords:
         record = self._by_name.get(name)
         return None if record is None else record.pending
 
-    def is_compiled_in(self, name: str, compilation: Compilation) -> bool:
+    def is_compiled_in(self, name: str, compilation: ProgramCompilation) -> bool:
         """Return whether a compiler process's compilation of a function was not canceled. Called without the lock."""
         with self.lock:
             pending = self.pending(name)

@@ -39,7 +39,7 @@ from atoll.protocol.messages import (
 )
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compile_results import CompileResult, compiled
-from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.compilers import Compilers, ProgramCompilation
 from atoll.worker.function_followers import Followers
 from atoll.worker.function_placer import FunctionPlacer
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
@@ -173,7 +173,7 @@ class Functions:
             work(message, *arguments)
 
     @contextlib.contextmanager
-    def working(self, message: Compile, in_compiler: Compilation | None = None) -> Iterator[None]:
+    def working(self, message: Compile, in_compiler: ProgramCompilation | None = None) -> Iterator[None]:
         """Note that this thread works on the function, and report an error as the end of the compilation.
 
         If the thread returns without passing the function on or ending it, the compilation is lost, and its stage is

@@ -18,7 +18,7 @@ from atoll.host_services.calls.client_calls import Calls
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.protocol.messages import Compile, CompileStage, FunctionSource
 from atoll.worker.compile_results import CompileResult, outlined
-from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.compilers import Compilers, ProgramCompilation
 from atoll.worker.function_placer import Compilations, FunctionPlacer
 from atoll.worker.function_records import Function, FunctionRecords, FunctionState
 from atoll.worker.function_worlds import Recipe, Waiting
@@ -168,7 +168,7 @@ class ProgramCompiler:
             self._compilations.end(message, self._result(loaded, prepared, cached=True))
             return
 
-        def work(compilation: Compilation) -> None:
+        def work(compilation: ProgramCompilation) -> None:
             with self._compilations.working(message, compilation):
                 self._compile_in_process(message, prepared, loader, after_crash, compilation)
 
@@ -190,7 +190,7 @@ class ProgramCompiler:
         prepared: _Prepared,
         loader: ProgramLoader,
         after_crash: Status | None,
-        compilation: Compilation,
+        compilation: ProgramCompilation,
     ) -> None:
         """Compile a program in a compiler process, load it here, and report it unless it was canceled meanwhile."""
         callbacks = prepared.callbacks

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from atoll.decodable import decodable
-from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 
 app = typer.Typer(name="arrays", invoke_without_command=True, rich_markup_mode="markdown")
 _WIDTH = 140  # without a terminal
@@ -22,7 +22,7 @@ def arrays(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """List the published arrays of a cluster by name and version, with their sizes, places and readers.
 
@@ -57,7 +57,7 @@ def remove(
         int | None, typer.Option(min=1, help="Number of the version. Defaults to all versions.", metavar="N")
     ] = None,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Remove published arrays. Scripts that are reading a version can complete their reads.
 

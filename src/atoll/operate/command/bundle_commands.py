@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from atoll.errors import ClusterError
-from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 from atoll.operate.command.terminal import echo, fail
 from atoll.quantities import counted
 
@@ -27,7 +27,7 @@ def bundle(
         typer.Option("--output", "-o", help="File to write. Defaults to atoll-bundle-TIME.tar.gz.", metavar="FILE"),
     ] = None,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Write what is known of a cluster to one file, for a bug report, and print its name.
 

@@ -22,9 +22,9 @@ from atoll.decodable import decodable
 from atoll.errors import AtollError, ClusterError, LeaseError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
-    ClusterChoice,
     ClusterOptions,
     Islands,
+    RunningCluster,
     tenant_tokens,
     token,
     up_settings,
@@ -416,7 +416,7 @@ def status(
         ),
     ] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Show a cluster: its islands, hosts, devices and open sessions, and the memory in use.
 
@@ -460,7 +460,7 @@ def status(
 @with_option_groups
 def down(
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
     ray_address: Annotated[
         str,
         typer.Option(

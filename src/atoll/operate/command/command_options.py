@@ -241,7 +241,7 @@ ClusterName = Annotated[
 
 
 @dataclass(frozen=True)
-class ClusterChoice:
+class RunningCluster:
     """The options that choose a running cluster."""
 
     address: ClusterAddress = ""

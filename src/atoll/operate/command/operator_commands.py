@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from atoll.errors import AtollError
-from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, fail, terminal
 from atoll.quantities import counted
@@ -51,7 +51,7 @@ def remap(
         ),
     ],
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Move a slice to other devices of the same shape, while its program runs.
 
@@ -92,7 +92,7 @@ def add_island(
         ),
     ] = 0.0,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Start one more island, while programs run.
 
@@ -141,7 +141,7 @@ def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
 def drain(
     island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Move everything on an island to similar islands, while programs run, and end its workers.
 
@@ -159,7 +159,7 @@ def drain(
 def undrain(
     island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Start the workers of a drained island again, with the same number and devices.
 
@@ -178,7 +178,7 @@ def suspend(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     to: Annotated[Medium, typer.Option(help="Destination of the arrays: the hosts' memory or disks.")] = Medium.MEMORY,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Suspend a session: its arrays leave the devices, and its script waits until `atoll resume`.
 
@@ -212,7 +212,7 @@ def resume(
         ),
     ] = 600.0,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Resume a suspended session with all its state, on its islands or on others of the same shape.
 
@@ -232,7 +232,7 @@ def resume(
         note.cancel()
 
 
-def _echo_wait(cluster: ClusterChoice, session: int) -> None:
+def _echo_wait(cluster: RunningCluster, session: int) -> None:
     """Print what a session waits for, unless it continues meanwhile or its cluster cannot be reached."""
     from atoll.operate.cluster_queries import report_of
 
@@ -251,7 +251,7 @@ def wait_lines(report: Mapping[str, Any], session: int) -> list[str]:
 def end_session(
     session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """End a session: its program gets an error, and its arrays and functions are deleted.
 
@@ -266,7 +266,7 @@ def end_session(
 def dump(
     output: Output = None,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Write the controller's event log: one line of JSON per event, in order.
 
@@ -280,7 +280,7 @@ def dump(
 
 
 @with_option_groups
-def check(as_json: AsJson = False, *, cluster: ClusterChoice) -> None:
+def check(as_json: AsJson = False, *, cluster: RunningCluster) -> None:
     """Check the controller's records of arrays, memory and gangs against each other, its hosts and the proxies.
 
     Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
@@ -311,7 +311,7 @@ def trace(
         float, typer.Option(min=0, max=600, help="Record this many seconds from now, including clients' calls.")
     ] = 0.0,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Write a trace of the work on the cluster's hosts, which https://ui.perfetto.dev opens.
 
@@ -327,7 +327,7 @@ def trace(
         print(f"{output}: open it at https://ui.perfetto.dev")
 
 
-def _operate(cluster: ClusterChoice, doing: str, operation: Operation) -> None:
+def _operate(cluster: RunningCluster, doing: str, operation: Operation) -> None:
     """Perform an operation, showing what the command is `doing`, and print the result."""
     from atoll.operate.cluster_queries import operate
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 from atoll.operate.command.terminal import echo
 
 _WIDTH = 140  # without a terminal
@@ -41,7 +41,7 @@ def attach(
 def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """List the named runs of a cluster, and the scripts that `atoll run --detach` started on this machine.
 
@@ -63,7 +63,7 @@ def ps(
     Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False).print(table)
 
 
-def _sessions(cluster: ClusterChoice) -> list[dict[str, Any]]:
+def _sessions(cluster: RunningCluster) -> list[dict[str, Any]]:
     """Return the sessions of named runs, or none if there is no cluster."""
     from atoll.errors import ClusterError
     from atoll.operate.cluster_queries import report_of

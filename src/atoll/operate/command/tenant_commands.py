@@ -14,7 +14,7 @@ import typer
 from atoll.cluster.usage.usage_records import By
 from atoll.decodable import decodable
 from atoll.operate.command.command_options import (
-    ClusterChoice,
+    RunningCluster,
     read_amount,
     read_time_span,
     token,
@@ -127,7 +127,7 @@ def tenants(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """List the tenants of a cluster, with their settings and usage, or change them.
 
@@ -164,7 +164,7 @@ def set_tenant(
     ] = None,
     join_file: JoinFile = None,
     wanted: TenantOptions,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Change a tenant while programs run. New values apply immediately to waiting work."""
     if join_file is not None and token_file is None:
@@ -186,7 +186,7 @@ def add_tenant(
     ],
     join_file: JoinFile = None,
     wanted: TenantOptions,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Add a tenant, until the cluster ends or the tenant is removed."""
     from atoll.cluster.tenant_settings import check_tenant_name
@@ -197,7 +197,7 @@ def add_tenant(
 
 @app.command("remove")
 @with_option_groups
-def remove_tenant(tenant: Tenant, *, cluster: ClusterChoice) -> None:
+def remove_tenant(tenant: Tenant, *, cluster: RunningCluster) -> None:
     """Remove a tenant: its sessions end, and it can no longer use the cluster."""
     from atoll.operate.cluster_queries import operate
     from atoll.protocol.messages import RemoveTenant
@@ -206,7 +206,7 @@ def remove_tenant(tenant: Tenant, *, cluster: ClusterChoice) -> None:
 
 
 def _change(
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
     tenant: str,
     wanted: TenantOptions,
     token_file: Path | None = None,
@@ -265,7 +265,7 @@ def usage(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Show the usage of a cluster: device time, memory over time, bytes moved, compilation time.
 

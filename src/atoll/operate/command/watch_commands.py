@@ -16,7 +16,7 @@ import typer
 
 from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.decodable import decodable
-from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, end_on_signals, fail
 
@@ -88,7 +88,7 @@ def top(
         bool, typer.Option("--follow", help="With --json: print a line of JSON per second until Ctrl-C.")
     ] = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Show a cluster as it changes: islands, tenants, sessions, waiting gangs and events.
 
@@ -120,7 +120,7 @@ def why(
     ] = None,
     as_json: AsJson = False,
     *,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Explain what a session waits for, for how long, and which process must act next.
 
@@ -147,7 +147,7 @@ def web(
     listen: Listen = "127.0.0.1:8473",
     key_file: KeyFile = None,
     tls: TlsOptions,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Serve a page that shows a cluster, and its metrics at /metrics; print its URL.
 
@@ -180,7 +180,7 @@ def metrics(
     listen: Listen = "127.0.0.1:9473",
     key_file: KeyFile = None,
     tls: TlsOptions,
-    cluster: ClusterChoice,
+    cluster: RunningCluster,
 ) -> None:
     """Serve only a cluster's metrics, for Prometheus at /metrics; print the URL.
 
