@@ -29,6 +29,8 @@ _NOT_LOADED: dict[str, set[str]] = {
     "Trace": {"_ends", "_count"},
     "Send": {"feeds"},
 }
+# Maps that are only searched by key, so that the order of the keys has no effect.
+_UNORDERED = {("_SessionRuns", "on_island")}
 # Types of values that are compared as they are.
 _VALUES = (str, bytes, Enum, type, types.NoneType, types.ModuleType, msgspec.Raw, msgspec.Struct)
 # Immutable values. Equal objects may share them or have a copy each.
@@ -182,6 +184,8 @@ def attributes(a: Any, b: Any, path: Path) -> list[tuple[str, Any, Any]]:
         assert (x is missing) == (y is missing), f"{path}.{name} is missing in one"
         if (kind.__name__, name) in _SHARED:
             assert x == y, f"{path}.{name}: {x} and {y}"
+        elif (kind.__name__, name) in _UNORDERED:
+            found.append((name, dict(sorted(x.items())), dict(sorted(y.items()))))
         elif x is not missing:
             found.append((name, x, y))
     return found

@@ -44,6 +44,7 @@ class LongPrograms(World):
 
 
 @settings(max_examples=examples(40, part=5))
+@example(0, 2, "4x1x2", 0.0, 0, 0.0)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 12),
