@@ -31,8 +31,11 @@ state: dict[str, Any] = {}
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
-    """Start two islands whose workers fail at a given place when the file of that name exists."""
-    injected = {place: f"raises_if_file:{module_directory / name}" for name, place in PLACES.items()}
+    """Start two islands. A worker fails at a given place when the file with that name and the worker's pid exists.
+
+    Without the pid, the worker of the other island could find the file first, for example at a ping.
+    """
+    injected = {place: f"raises_if_own_file:{module_directory / name}" for name, place in PLACES.items()}
     return start_cluster(faults.environment(injected, quick({})), islands="2x1x1", has_bugs=True)
 
 
@@ -59,8 +62,8 @@ def kept() -> float:
     return float(state["kept"] * 2)
 
 
-def compute_until_it_fails(directory: str, name: str) -> str:
-    """Create the file of a bug, and run a function until it fails. Return the error."""
+def compute_until_it_fails(directory: str, name: str, pid: int) -> str:
+    """Create the file of a bug in worker `pid`, and run a function until it fails. Return the error."""
     import functools
 
     import jax
@@ -69,7 +72,7 @@ def compute_until_it_fails(directory: str, name: str) -> str:
     x = jax.block_until_ready(jax.device_put(np.ones(100_000), state["device"]))
     step = jax.jit(lambda x: (x * x).sum() / x.size * x)
     jax.block_until_ready(step(x))
-    (Path(directory) / name).touch()
+    (Path(directory) / f"{name}.{pid}").touch()
     try:
         for power in range(10_000):
             jax.block_until_ready(step(x))
@@ -83,8 +86,9 @@ def compute_until_it_fails(directory: str, name: str) -> str:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_bug_in_a_worker_ends_it_and_is_the_reason_of_the_loss(name, cluster, user, neighbor, module_directory):
     user.call(keep, 0)
-    restarts = cluster.report()["islands"][0]["restarts"]
-    error = user.call(compute_until_it_fails, str(module_directory), name, seconds=BACK_SECONDS)
+    island = cluster.report()["islands"][0]
+    restarts, pid = island["restarts"], island["hosts"][0]["pid"]
+    error = user.call(compute_until_it_fails, str(module_directory), name, pid, seconds=BACK_SECONDS)
     place = r"TypeError: an injected bug" + (r" \(worker/\w+\.py:\d+\)" if name != "compile" else "")
     assert re.search(rf"the worker of host 0 failed: {place}", error), error
     report = cluster.until(lambda report: report["islands"][0]["state"] == "ready", BACK_SECONDS)

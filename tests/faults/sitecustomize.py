@@ -30,6 +30,20 @@ def raises_if_file(function: Function, path: str) -> Function:
     return faulty
 
 
+def raises_if_own_file(function: Function, path: str) -> Function:
+    """Raise TypeError in one call after the file `PATH.PID` of this process was created. This call removes the file."""
+
+    @functools.wraps(function)
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        try:
+            os.unlink(f"{path}.{os.getpid()}")  # this process may have been forked since
+        except FileNotFoundError:
+            return function(*arguments, **options)
+        raise TypeError("an injected bug")
+
+    return faulty
+
+
 def ignored_if_file(function: Function, path: str) -> Function:
     """Do nothing in one call after the file was created. This call removes the file."""
 
