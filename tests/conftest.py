@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests import quick_xla
+from tests import audit_hooks, quick_xla
 
 # JAX's backend reads these once, so set them before JAX is imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -52,6 +52,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ["ATOLL_STATE_DIR"] = "off"  # otherwise usage would be stored in the directory of the user who runs the tests
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
+
+audit_hooks.ignore()  # before JAX is imported
 
 # Until all tests are collected. Imported objects remain, so neither collect garbage while they are made, nor at the
 # end.
@@ -102,6 +104,7 @@ def _begin() -> None:
 _begin()
 
 LEAK_SECONDS = 60.0
+_GC_THRESHOLDS = (50_000, 20, 20)
 # One thread for all connections, which needs two seconds to detect that it has nothing to watch. It is checked at the
 # end.
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
@@ -298,6 +301,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    # Python's own thresholds are for processes with few objects that are not frozen: a tenth of the time of tests that
+    # compute would be for collections that find nothing.
+    gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
 
 

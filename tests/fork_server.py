@@ -33,7 +33,7 @@ gc.disable()
 _PATH = sys.path[1:]  # without this script's directory
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from tests import cpu_time, forked_process, process_title  # noqa: E402
+from tests import audit_hooks, cpu_time, forked_process, process_title  # noqa: E402
 
 _PRELOADED = (
     "jax",
@@ -68,6 +68,7 @@ _DESCRIPTORS_FROM = 512  # higher than the numbers in requests
 
 
 def main(address: str, ready: int) -> None:
+    audit_hooks.ignore()
     for name in _PRELOADED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
