@@ -44,6 +44,7 @@ PAGES = {
     "routing": "docs/design/sparse-exchange.md",
     "static-runs": "docs/design/scheduling.md",
     "subscribers": "docs/design/named-arrays.md",
+    "suspension": "docs/design/suspending.md",
     "tree-moves": "docs/design/jax-patches.md",
     "waits": "docs/design/waits.md",
 }
