@@ -302,3 +302,5 @@ def test_what_cannot_be_asked_for_is_refused_at_once():
         Batches(numbers, sharded("x"), prefetch=0)
     with pytest.raises(TypeError, match="NamedSharding"):
         Batches(numbers, PartitionSpec("x"))
+    with pytest.raises(TypeError, match="a generator cannot be sent to the hosts: pass a function"):
+        Batches((batch for batch in [np.ones(8)]), sharded("x"))

@@ -29,7 +29,7 @@ import time
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -82,6 +82,11 @@ class Batches:
     def __init__(self, source: Source, sharding: Any, *, prefetch: int = 2, state_bytes: int = 16384) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch={prefetch}: expected at least 1")
+        if isinstance(source, Generator):
+            raise TypeError(
+                "a generator cannot be sent to the hosts: pass a function from an atoll.data.Shard to the iterable of"
+                " this shard's batches"
+            )
         for each in jax.tree.leaves(sharding) or [None]:
             if not isinstance(each, NamedSharding | SingleDeviceSharding):
                 raise TypeError(f"batches need a NamedSharding or a SingleDeviceSharding, got {each!r}")
