@@ -131,7 +131,7 @@ def test_calls_of_other_streams_do_not_count() -> None:
 
 
 def test_a_call_whose_process_has_ended_on_one_host_waits_for_the_others_only_for_a_while() -> None:
-    """Processes that lose one of them end by themselves. One that is stuck does not."""
+    """The processes end by themselves when they lose another one, except a process that is stuck."""
     calls = Calls()
     sequence = calls.call()
     calls.fail(sequence, 1, failure(Code.ABORTED, "the process exited with 3", Details(Kind.PYTHON, retriable=True)))

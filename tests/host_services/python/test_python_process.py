@@ -110,12 +110,12 @@ def test_a_process_that_waits_for_other_hosts_ends_at_once_if_it_gives_up() -> N
     assert not process.started.is_set()
 
 
-def test_a_process_that_is_ended_for_a_reason_ends_with_it_and_nothing_else() -> None:
+def test_a_process_can_be_killed_at_once() -> None:
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     options: Any = None
     process = Sleeping("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
     process.start()
     assert process.started.wait(SECONDS)
-    process.end("was ended, because others waited for it")
-    assert ends.get(timeout=SECONDS) == "the Python process of a session was ended, because others waited for it"
+    process.kill_at_once()
+    assert "signal 9" in ends.get(timeout=SECONDS)
     assert ends.get(timeout=SECONDS) == "gone"

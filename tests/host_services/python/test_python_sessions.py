@@ -30,7 +30,9 @@ class Process:
     def __init__(
         self, name: str, options: Any, rendezvous: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
     ) -> None:
+        self.name = name
         self.receive, self.end, self.gone = on_message, on_end, on_gone
+        self.is_started = False
         self.scratch = Path(options.sandbox.scratch)
         self.is_killed = False
         self.messages: list[Any] = []
@@ -38,9 +40,13 @@ class Process:
         self.sent: list[tuple[int, list[float]]] = []
 
     def start(self) -> None:
+        self.is_started = True
         self.scratch.mkdir(parents=True, exist_ok=True)
 
     def kill(self) -> None:
+        self.is_killed = True
+
+    def kill_at_once(self) -> None:
         self.is_killed = True
 
     def give_up(self, reason: str) -> None:
@@ -254,11 +260,43 @@ def test_a_process_that_waits_ends_with_all_of_its_calls_and_the_next_one_starts
     if is_dropped:
         sessions.drop("in 5")
     sessions.end_process("in 5", "was ended, because it waited")
-    assert [(each.code, each.message) for each in outcomes] == [(Code.ABORTED, "was ended, because it waited")] * 2
+    text = "the Python process of session 1 on host 0 was ended, because it waited"
+    assert [(each.code, each.message) for each in outcomes] == [(Code.ABORTED, text)] * 2
+    assert process.is_killed
     again = sessions._sessions[1].programs[5].process
     assert again is not process
     sessions.end_process("in 5", "was ended again")
     assert sessions._sessions[1].programs[5].process is again, "it starts"
+
+
+def test_calls_after_the_end_of_a_process_are_for_the_next_one_as_on_the_other_hosts(sessions):
+    process = ready(start(sessions, 5), 5)
+    outcomes: list[Any] = []
+    sessions.call("in 5", 1, [], [], outcomes.append)
+    (call,) = process.calls
+    sessions.end_process("in 5", "was ended")
+    again = sessions._sessions[1].programs[5].process
+    sessions.call("in 5", 1, [], [], outcomes.append)
+    process.receive(m.Returned(call.number, OK))
+    assert (len(again.calls), again.is_started) == (1, False), "two processes would use the same files and ports"
+    process.end("was ended by signal 9")
+    assert again.is_started
+    assert len(outcomes) == 1
+    ready(again, 5).receive(m.Returned(again.calls[0].number, OK))
+    assert outcomes[1:] == [[]]
+
+
+def test_the_directory_of_a_process_that_ends_goes_with_its_session(sessions):
+    process = ready(start(sessions, 5), 5)
+    outcomes: list[Any] = []
+    sessions.end_process("in 5", "was ended")
+    sessions.call("in 5", 1, [], [], outcomes.append)
+    sessions.close(1)
+    assert process.scratch.is_dir()
+    process.end("was ended by signal 9")
+    assert [each.code for each in outcomes] == [Code.ABORTED]
+    process.gone()
+    assert not process.scratch.exists()
 
 
 def test_calls_behind_a_failed_one_are_resumed_when_it_has_ended_on_all_hosts(tmp_path, monkeypatch):

@@ -96,7 +96,6 @@ class PythonProcess:
         self._link: PythonLink | None = None
         self._is_killed = False
         self._problem = ""  # the reason why this side ended the process
-        self._is_ordered = False  # `_problem` says how the process ended
         self._lock = threading.Lock()
 
     # ---- from the worker
@@ -136,14 +135,9 @@ class PythonProcess:
         if link is not None:
             link.close()
 
-    def end(self, reason: str) -> None:
-        """End the process and its children with SIGKILL. `reason` says how it ended, after its name.
-
-        XLA handles SIGTERM, so the process would continue for a second, and calls that arrive meanwhile would fail.
-        """
+    def kill_at_once(self) -> None:
+        """End the process and its children with SIGKILL. XLA handles SIGTERM, so `kill` takes a second."""
         with self._lock:
-            self._is_ordered = self._is_ordered or not self._problem
-            self._problem = self._problem or reason
             process = self._process
         if process is not None:
             _signal(process, signal.SIGKILL)
@@ -206,8 +200,6 @@ class PythonProcess:
         return self._because(how_it_ended(process, words, kills, _END_SECONDS))
 
     def _because(self, how: str) -> str:
-        if self._is_ordered:
-            return self._problem
         return f"{self._problem}, and {how}" if self._problem else how
 
     def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:

@@ -118,6 +118,7 @@ class _Program:
     starts: ProgramStarts | None = None  # of the processes on all hosts, if there are several
     start: ProgramStart | None = None  # of `process`
     process: PythonProcess | None = None
+    ending: PythonProcess | None = None  # the one before `process`, which starts when this one has ended
     is_ready: bool = False
     functions: dict[str, m.Load] = field(default_factory=dict)  # the messages that load them in the next process
     loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
@@ -344,13 +345,20 @@ class PythonSessions:
     def end_process(self, function: str, reason: str) -> None:
         """End the process that runs a function, because other hosts wait for it or it waits for others.
 
-        Its calls fail with the `reason`, and so do those of other functions. The next process starts at once, as on the
-        other hosts. A process that is starting continues, since the one that ran the function has ended.
+        Its calls fail with the `reason`, and so do those of other functions. Later calls are for the next process, as
+        on the other hosts: otherwise, these would wait for this host again. A process that is starting continues, since
+        the one that ran the function has ended.
         """
         with self._lock:
             record = self._program_of.get(function) or self._program_that_calls(function)
-            if record is not None and record.process is not None and record.is_ready:
-                record.process.end(reason)
+            if record is None or record.process is None or not record.is_ready:
+                return
+            process, record.ending, record.process = record.process, record.process, None
+            calls, waiting = self._take_all(record)
+            self._running(record)
+        process.kill_at_once()
+        text = f"the Python process of {process.name} {reason}"
+        _fail(calls, waiting, failure(Code.ABORTED, text, Details(Kind.PYTHON, retriable=True)))
 
     def _program_that_calls(self, function: str) -> _Program | None:
         """Return the program that runs a call of a function that was dropped since."""
@@ -384,7 +392,9 @@ class PythonSessions:
         for function in (*record.functions, *record.loading):
             self._program_of.pop(function, None)
         record.functions.clear()
-        if record.process is not None:
+        if record.ending is not None:  # `_gone` removes the directory when it has ended
+            record.process = None
+        elif record.process is not None:
             record.process.kill()  # `_gone` removes its directory later
         else:  # the last process has ended, and no other one was started; large directories take long to remove
             self._in_thread("gone", self._gone, record)
@@ -405,14 +415,26 @@ class PythonSessions:
                 lambda: sum(call.nbytes for call in list(record.calls.values())),
             )
             record.process = process
-            process.start()
-            if record.starts is not None:
-                record.start = record.starts.begin()
-                self._in_thread("starts", self._await_others, record, process, record.start)
+            if record.ending is None:
+                self._start(record, process)
             for function, load in record.functions.items():
                 if function not in record.loading:
                     process.send(load)
         return record.process
+
+    def _start(self, record: _Program, process: PythonProcess) -> None:
+        process.start()
+        if record.starts is not None:
+            record.start = record.starts.begin()
+            self._in_thread("starts", self._await_others, record, process, record.start)
+
+    def _take_all(self, record: _Program) -> tuple[list[_Call], list[Callable[[Status], None]]]:
+        """Return the calls of a process that ends, and what waits for it, and forget them."""
+        calls = list(record.calls.values())
+        record.calls, record.held = {}, {}
+        for function in record.loading:
+            self._program_of.pop(function, None)
+        return calls, record.take_waiting()
 
     def _in_thread(self, name: str, call: Callable[..., None], *arguments: Any) -> None:
         """Call what blocks."""
@@ -429,6 +451,8 @@ class PythonSessions:
             process.give_up(f"did not start, because another host failed: {reason}")
 
     def _received(self, record: _Program, process: PythonProcess, message: Any) -> None:
+        if process is record.ending:  # its calls have failed
+            return
         match message:
             case m.PythonReady(isolated=isolated):
                 _log.info("the Python process of session %d is up; namespaces: %s", record.number, isolated)
@@ -463,6 +487,11 @@ class PythonSessions:
     def _ended(self, record: _Program, process: PythonProcess, reason: str) -> None:
         status = failure(Code.ABORTED, reason, Details(Kind.PYTHON, retriable=True))
         with self._lock:
+            if process is record.ending:
+                record.ending = None
+                if record.process is not None:
+                    self._start(record, record.process)
+                    return
             failed = None
             if record.process is process:
                 failed = record.start if record.is_open and not record.is_ready else None
@@ -471,16 +500,10 @@ class PythonSessions:
             restarts = (
                 record.is_ready and record.options is not None and len(record.options.devices) > 1 and record.is_open
             )
-            calls, record.calls, record.held = record.calls, {}, {}
-            for function in record.loading:
-                self._program_of.pop(function, None)
-            waiting = record.take_waiting()
+            calls, waiting = self._take_all(record)
             if restarts:
                 self._running(record)
-        for call in calls.values():
-            call.on_outcome(status)
-        for then in waiting:
-            then(status)
+        _fail(calls, waiting, status)
         if failed is not None:
             failed.failed(reason)
 
@@ -490,6 +513,13 @@ class PythonSessions:
             shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
             with contextlib.suppress(OSError):  # other hosts may still have directories in it
                 Path(record.options.sandbox.shared).rmdir()
+
+
+def _fail(calls: Sequence[_Call], waiting: Sequence[Callable[[Status], None]], status: Status) -> None:
+    for call in calls:
+        call.on_outcome(status)
+    for then in waiting:
+        then(status)
 
 
 def _end(inputs: Sequence[Input], on_outcome: Callable[[Outcome], None], outcome: Outcome) -> None:
