@@ -30,7 +30,6 @@ COMPOSED = {
     "cannot reach the Atoll controller at ...",
     "uses TLS, and this side does not",
     "DATA_LOSS: ... the worker of host 1 failed: TypeError: ... (worker/completion_reporter.py:42)",
-    "ABORTED: the Python process of session ... on host ... exited",
 }
 
 
