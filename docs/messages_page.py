@@ -76,7 +76,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ),
     (
         "Sessions and launches",
-        ("controller/core.py", "controller/sessions/", "launch/", "state/", "arrays.py"),
+        ("cluster/virtual_devices.py", "controller/sessions/", "launch/", "state/", "arrays.py"),
         "The controller cannot run a call, or cannot keep an array or a session.",
         "if a [limit](limits.md) is reached, free memory or wait. Compute lost arrays again, or restore them. "
         "`atoll why` shows what a session waits for.",

@@ -69,6 +69,13 @@ class SessionDevices:
     # Returns why the session may not use a location, such as another session's exclusive slice; "" if it may.
     closed: Callable[[DeviceLocation], str] = lambda location: ""
 
+    def location(self, device: int) -> DeviceLocation:
+        """Return the location of a device. Raise INVALID_ARGUMENT if the session does not have it."""
+        location = self.locations.get(device)
+        if location is None:
+            raise invalid(f"device {device} does not exist")
+        return location
+
     def relocate(self, changes: Mapping[int, DeviceLocation]) -> None:
         """Change the locations of devices."""
         self.locations.update(changes)

@@ -20,7 +20,6 @@ from atoll.cluster.lifecycle import (
     IslandRemoved,
     IslandRestarted,
 )
-from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
@@ -43,7 +42,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.errors import Status, invalid
+from atoll.errors import Status
 from atoll.journal.event_log import EventLog
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
@@ -207,9 +206,8 @@ class Controller:
             meter=self.meter,
             worlds=self._worlds,
             failures=self._failures,
-            location_of=_location,
         )
-        self.functions, self._releases = self._compilation.functions, self._compilation.releases
+        self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
             state,
@@ -221,8 +219,8 @@ class Controller:
 
     def _make_sessions(self) -> None:
         """Make the parts that open, migrate and suspend sessions, and handle the hosts that they run on."""
-        state, settings = self._state, self.settings
-        self._queries = Queries(state, _location, self.ledger)
+        state = self._state
+        self._queries = Queries(state, self.ledger)
         own = self._internal = InternalPrograms(self.programs, self.launches.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(state, self.launches, own)
         self.migrations = Migrations(
@@ -230,7 +228,7 @@ class Controller:
         )
         self.suspensions = Suspensions(state, self.launches, self.migrations, spiller, self.slices, self.history)
         pressure = self._pressure = MemoryPressure(state, self.launches.reservations, spiller, self.suspensions)
-        self._relays = Relays(state, self.launches.gang_ends, settings.relay_group, self._hosts_answered)
+        self._relays = Relays(state, self.launches.gang_ends, self._hosts_answered)
         self._recovery = IslandRecovery(
             state,
             launches=self.launches,
@@ -248,13 +246,7 @@ class Controller:
             compilation=self._compilation,
             queries=self._queries,
         )
-        self._overruns = Overruns(
-            state,
-            self.launches,
-            self._recovery.restart_for,
-            self._recovery.charge_overrun,
-            self._worlds.replace,
-        )
+        self._overruns = Overruns(state, self.launches, self._recovery, self._worlds)
         self._waiting_calls = WaitingCalls(state, self.launches)
         self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for, self._overruns.islands)
         self._sessions = Sessions(state)
@@ -563,7 +555,7 @@ class Controller:
         if launches.reservations.waits.waiting:
             launches.reservations.waits.seek_relief()
             launches.gang_starts.start_ready()  # published arrays may have been freed at once
-        self._releases.proceed()
+        self._compilation.releases.proceed()
         launches.gang_starts.publish_frees()
         return self._outbox.take()
 
@@ -664,10 +656,3 @@ class Controller:
         if waiting.nbytes <= self.ledger.free(device) or is_possible:
             return True
         return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
-
-
-def _location(session: Session, device: int) -> DeviceLocation:
-    location = session.devices.locations.get(device)
-    if location is None:
-        raise invalid(f"device {device} does not exist")
-    return location

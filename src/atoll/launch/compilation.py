@@ -6,12 +6,11 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Protocol
 
 import msgspec
 
-from atoll.cluster.locations import DeviceLocation
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
 from atoll.launch.compile_charges import CompileCharges
@@ -56,11 +55,7 @@ class FunctionSubscriber(Protocol):
 
 
 class Compilation:
-    """The functions that are being compiled, and that are compiled, on all hosts.
-
-    Args:
-      location_of: returns the location of a session's device.
-    """
+    """The functions that are being compiled, and that are compiled, on all hosts."""
 
     def __init__(
         self,
@@ -70,7 +65,6 @@ class Compilation:
         meter: Meter,
         worlds: Worlds,
         failures: Failures,
-        location_of: Callable[[Session, int], DeviceLocation],
     ) -> None:
         self.functions = FunctionRegistry()
         self._failures = failures
@@ -83,7 +77,6 @@ class Compilation:
         self._remains = shared.remains
         self._charges = CompileCharges(shared, self.functions, scheduler, meter)
         self._worlds = worlds
-        self._location_of = location_of
         self._subscribers: list[FunctionSubscriber] = []
         self.recompilations = Recompilations(shared, self.functions, scheduler)
         # The state of `releases`, which is stored with this object.
@@ -104,7 +97,7 @@ class Compilation:
         try:
             flat = [device for partitions in message.assignment for device in partitions]
             locations = tuple(
-                tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
+                tuple(session.devices.location(d) for d in partitions) for partitions in message.assignment
             )
             islands = islands_of(locations)
             if len(islands) > 1 and not message.runs_apart:

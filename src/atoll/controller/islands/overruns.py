@@ -9,13 +9,15 @@ if it is behind another gang, or waits for bytes or for a client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status
 from atoll.launch.foremost_gangs import foremost_gangs
 from atoll.launch.launches import Launches
+from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.queued_nodes import Gang, QueuedNode
@@ -35,20 +37,14 @@ class _Closed:
 
 
 class Overruns:
-    """Ends runs that take too long.
-
-    `restart(gang, reason, named)` restarts the gang's island: `named` is for operators and may name the session, and
-    other tenants read the `reason`. `charge(gang)` charges an offense to the gang's tenant. `replace_world` is
-    `Worlds.replace`.
-    """
+    """Ends runs that take too long."""
 
     def __init__(
         self,
         state: ClusterState,
         launches: Launches,
-        restart: Callable[[Gang[GangRun], str, str], None],
-        charge: Callable[[Gang[GangRun]], None],
-        replace_world: Callable[[QueuedNode[GangRun], Status, Iterable[QueuedNode[GangRun]]], bool],
+        recovery: IslandRecovery,
+        worlds: Worlds,
     ) -> None:
         self._abandoned_seconds = state.settings.abandoned_seconds
         self._sessions = state.sessions
@@ -56,9 +52,8 @@ class Overruns:
         self._history = state.history
         self._outbox = state.outbox
         self._in_flight, self._scheduler = launches.in_flight, launches.scheduler
-        self._restart = restart
-        self._charge = charge
-        self._replace_world = replace_world
+        self._recovery = recovery
+        self._worlds = worlds
         self._busy: dict[int, m.Pong] = {}  # by host: the last replies of hosts whose devices are busy
         self._running: dict[int, float] = {}  # by sequence: since when gangs keep the devices of all their hosts busy
         self._abandoned: Durations[int] = Durations()
@@ -139,12 +134,12 @@ class Overruns:
             self._history.record(
                 "stopped", f"{_named(gang)}: {why}", gang.island, gang.node.session, gang.node.tenant.name
             )
-            self._charge(gang)
+            self._recovery.charge_overrun(gang)
             self._stopped[gang.sequence] = now, why
         since, why = self._stopped[gang.sequence]
         if now - since > self._abandoned_seconds:
             reason = f"a gang on {_hosts(gang)} could not be stopped within {self._abandoned_seconds:.0f} s"
-            self._restart(gang, reason, f"{_named(gang)} could not be stopped: {why}")
+            self._recovery.restart_for(gang, reason, f"{_named(gang)} could not be stopped: {why}")
         else:
             self._stop(gang, why)
 
@@ -153,7 +148,7 @@ class Overruns:
         limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
         name = f"{gang.run.launch.program.name} of {self._closed[gang.node.session].name}"
         runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
-        self._restart(gang, f"a gang {runs}", f"{name} {runs}")
+        self._recovery.restart_for(gang, f"a gang {runs}", f"{name} {runs}")
 
     def _stop(self, gang: Gang[GangRun], why: str, others: Iterable[QueuedNode[GangRun]] = ()) -> None:
         """Stop a gang, and the gangs of the same computation on other islands, which may run independently.
@@ -167,7 +162,7 @@ class Overruns:
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
         running = [each for each in gang.node.gangs if each.sequence in self._in_flight]
         status = Status(int(Code.CANCELLED), text)
-        if self._replace_world(gang.node, status, others):
+        if self._worlds.replace(gang.node, status, others):
             for each in running:
                 each.run.failure = each.run.failure or status
         for each in running:

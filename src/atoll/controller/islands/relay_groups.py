@@ -29,13 +29,13 @@ class Relays:
     """
 
     def __init__(
-        self, state: ClusterState, gang_ends: GangEnds, size: int, answered: Callable[[Sequence[m.RelayedPong]], None]
+        self, state: ClusterState, gang_ends: GangEnds, answered: Callable[[Sequence[m.RelayedPong]], None]
     ) -> None:
         self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, with a text
         self._resources = state.resources
         self._outbox = state.outbox
         self._gang_ends = gang_ends
-        self._size = size
+        self._size = state.settings.relay_group
         self._islands: set[int] = set()  # islands with groups
         self._connections = state.connections
         self._leases = state.leases

@@ -5,11 +5,10 @@ Each query gets a reply even if its island restarts, because jaxlib's client end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 
 import msgspec
 
-from atoll.cluster.locations import DeviceLocation
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status, not_found
 from atoll.launch.launch_checks import island_problem
@@ -28,13 +27,11 @@ class Queries:
     def __init__(
         self,
         state: ClusterState,
-        location_of: Callable[[Session, int], DeviceLocation],
         memory: MemoryLedger,
     ) -> None:
         self._resources = state.resources
         self._sessions = state.sessions
         self._outbox = state.outbox
-        self._location_of = location_of
         self._memory = memory
         self._next = 1
         self._asked: dict[int, tuple[int, int, m.Query]] = {}  # host, session and message
@@ -48,7 +45,7 @@ class Queries:
                 status = not_found(f"function {message.function} does not exist in this session").status
                 self._outbox.to_session(session.number, m.QueryReply(message.query, status, b""))
                 return
-        location = self._location_of(session, message.device)
+        location = session.devices.location(message.device)
         loss = island_problem(session, self._resources.islands[location.island])
         if loss is not None:
             self._outbox.to_session(session.number, m.QueryReply(message.query, loss, b""))
