@@ -15,14 +15,13 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
-from atoll._version import __version__
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS, MIN_LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.cluster.setting_forms import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
-from atoll.errors import IncompatibleJournalError, SettingsError
+from atoll.errors import SettingsError
 
 DEFAULT_ISLANDS = "1x1x8"
 DEFAULT_PLATFORM = "cpu"
@@ -434,21 +433,6 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         """Return the settings of the environment. Raise a SettingsError that names the variable of an invalid one."""
         given: dict[str, Any] = {name: setting.get() for name, setting in SETTINGS.items() if setting.text()}
         return cls(**given)
-
-
-class StoredSettings(ClusterSettings, frozen=True):
-    """The settings of a cluster as a journal or an event log has them."""
-
-    decisions: int = 0  # of a version that did not store them
-
-    def current(self) -> ClusterSettings:
-        """Return the settings. Raise IncompatibleJournalError if the version that stored them decides differently."""
-        if self.decisions != DECISIONS:
-            raise IncompatibleJournalError(
-                f"another version of atoll made the decisions {self.decisions} of this journal, and atoll "
-                f"{__version__} can repeat only the decisions {DECISIONS}: continue with that version"
-            )
-        return ClusterSettings(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 def _settings() -> dict[str, Setting[Any]]:

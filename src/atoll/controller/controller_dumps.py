@@ -15,7 +15,7 @@ import atoll.state.state_dumps
 import atoll.telemetry.telemetry_dumps  # noqa: F401
 from atoll._version import __version__
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.settings import ClusterSettings, StoredSettings
+from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.admission import Admission
 from atoll.controller.core import Controller
@@ -49,6 +49,7 @@ from atoll.decodable import decodable
 from atoll.errors import JournalError, Status
 from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
+from atoll.journal.stored_settings import StoredSettings
 from atoll.launch.connections import Peer
 from atoll.migration.persisted_arrays import StoredArray
 from atoll.named_arrays.named_arrays import NamedArrays, Wait

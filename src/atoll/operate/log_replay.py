@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from atoll.cluster.settings import StoredSettings
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.decodable import decodable
 from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
+from atoll.journal.stored_settings import StoredSettings
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
 from atoll.quantities import counted
