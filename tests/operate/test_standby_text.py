@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.controller_process.standby_status import StandbyState, StandbyStatus
-from atoll.operate.standby_text import standby_text
+from atoll.operate.standby_text import standby_text, standby_title
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,14 @@ def test_a_standby_tells_what_it_would_do(state: StandbyState, has_copy: bool, s
     status = StandbyStatus("tls://one:7000", state, 1000.0, "it ended", has_copy)
     first, text, last = standby_text(status, "lab", "tls://two:7000", 1000.0 + seconds)
     assert first == "standby lab at tls://two:7000, of the controller at tls://one:7000"
+
     assert expected in text
     assert "atoll down --name lab" in last
+
+
+def test_a_standby_with_the_name_of_the_guides_is_not_called_standby_twice() -> None:
+    assert standby_title("standby") == "standby"
+    assert standby_title("spare") == "standby spare"
 
 
 @pytest.mark.parametrize("seconds", [3, 60])

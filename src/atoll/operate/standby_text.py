@@ -9,13 +9,18 @@ from atoll.controller_process.takeover import KNOWS_SECONDS
 from atoll.quantities import human_seconds
 
 
+def standby_title(name: str) -> str:
+    """Return the words for the standby with a name, such as "standby lab", without saying "standby" twice."""
+    return name if name == "standby" else f"standby {name}"
+
+
 def standby_text(standby: StandbyStatus, name: str, address: str, now: float) -> list[str]:
     """Return lines that describe a standby: its state, what it would do, and how to end it.
 
     `now` is in seconds since 1970.
     """
     return [
-        f"standby {name} at {address}, of the controller at {standby.controller}",
+        f"{standby_title(name)} at {address}, of the controller at {standby.controller}",
         _state(standby, max(0.0, now - standby.since)),
         f"atoll down --name {name} ends the standby; the cluster continues without it",
     ]

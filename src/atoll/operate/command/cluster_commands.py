@@ -244,12 +244,13 @@ def _echo_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: P
 def _echo_how_scripts_join(
     standing: StandingCluster | StandingOnRay, options: StandingOptions, client_join_file: Path | None
 ) -> None:
+    from atoll.operate.standby_text import standby_title
     from atoll.security.join_token import join_file
     from atoll.wire.address import parse_address
 
     address, reached = parse_address(standing.record.address), quote(standing.record.reached_at)
     if options.standby:
-        echo(f"standby {options.name} follows the controller at {options.standby}")
+        echo(f"{standby_title(options.name)} follows the controller at {options.standby}")
         echo(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
     else:
         settings = options.settings
@@ -485,6 +486,7 @@ def down(
     machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
     embedded one only by its name or address. The cluster of a standby continues.
     """
+    from atoll.operate.standby_text import standby_title
     from atoll.operate.standing import stop, stop_on_ray
 
     if ray_address:
@@ -499,7 +501,7 @@ def down(
     standby = target.standby
     label = f"cluster {target.record.name}" if target.record else "the cluster"
     if standby is not None and target.record is not None:
-        label = f"standby {target.record.name}"
+        label = standby_title(target.record.name)
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token(), all_sessions)
     text = f"{label} at {target.reached_at} has ended"
