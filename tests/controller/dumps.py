@@ -180,15 +180,15 @@ def are_simple(one: Any, other: Any) -> bool:
 
 
 def is_record(type_: type[Any]) -> bool:
-    """Return whether this is a class of structs with an identity, such as gangs."""
-    return issubclass(type_, msgspec.Struct) and not type_.__struct_config__.eq
+    """Return whether this is a class of structs of the controller, such as gangs. Those of messages are array-like."""
+    return issubclass(type_, msgspec.Struct) and not type_.__struct_config__.array_like
 
 
 @functools.cache
 def is_value(type_: type[Any]) -> bool:
     """Return whether equal objects of this class are interchangeable."""
-    frozen = getattr(type_, "__dataclass_params__", None)
-    return issubclass(type_, tuple | frozenset) or (frozen is not None and frozen.frozen and frozen.eq)
+    config = getattr(type_, "__dataclass_params__", None) or getattr(type_, "__struct_config__", None)
+    return issubclass(type_, tuple | frozenset) or (config is not None and config.frozen and config.eq)
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def killed(directory: Path, piece: Path, *, has_ended: bool = False, tenant: str
     entry = session.directory.entries[5]
     assert entry.spilled is not None
     (part,) = entry.spilled.parts
-    part = dataclasses.replace(part, piece=msgspec.structs.replace(part.piece, path=str(piece)))
+    part = msgspec.structs.replace(part, piece=msgspec.structs.replace(part.piece, path=str(piece)))
     entry.spilled = SpilledArray((part,))
     piece.write_bytes(b"contents")
     if has_ended:

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.settings import ClusterSettings

@@ -13,13 +13,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from atoll.cluster.tenant_settings import read_tenants, token_hash
 from atoll.controller_process.journal_dump import dump_of_journal

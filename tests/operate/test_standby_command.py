@@ -8,12 +8,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from atoll.errors import ConnectError
 from atoll.operate.cluster_queries import ClusterSource, Target

@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.errors import AccessError, ConnectError
 from atoll.security import access, enrollment

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import astuple, dataclass, replace
+
+import msgspec
+from msgspec.structs import astuple, replace
 
 from atoll.state.grouped_counts import GroupedCounts
 
 
-@dataclass
-class Count:
+class Count(msgspec.Struct):
     number: int = 0
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.errors import AccessError, ConnectError, HandshakeCutError, UnreachableError
 from atoll.wire.address import Address, parse_address

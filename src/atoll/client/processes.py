@@ -14,10 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from atoll.client.deferred_interrupts import deferred_interrupts
 from atoll.client.jaxlib_logging import silence_jaxlib
@@ -55,8 +56,7 @@ _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
 
-@dataclass(frozen=True)
-class ClusterChoice:
+class ClusterChoice(msgspec.Struct, frozen=True):
     """The cluster of a client: at `address`, or at the address in `join`, or an embedded cluster if both are ""."""
 
     address: str

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import msgspec
+
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Details, Kind, Status
 
@@ -111,38 +113,33 @@ class Island(StateMachine[IslandState]):
 # ---- notifications
 
 
-@dataclass(frozen=True, slots=True)
-class IslandReady:
+class IslandReady(msgspec.Struct, frozen=True):
     """All hosts of the island have joined for the first time."""
 
     island: int
 
 
-@dataclass(frozen=True, slots=True)
-class IslandFailed:
+class IslandFailed(msgspec.Struct, frozen=True):
     """A host of the island has failed, and with it the island. `status` says which host, and why."""
 
     island: int
     status: Status
 
 
-@dataclass(frozen=True, slots=True)
-class IslandRestarted:
+class IslandRestarted(msgspec.Struct, frozen=True):
     """All hosts of the island have joined after a restart, with nothing on them."""
 
     island: int
 
 
-@dataclass(frozen=True, slots=True)
-class IslandRemoved:
+class IslandRemoved(msgspec.Struct, frozen=True):
     """The island will not be restarted."""
 
     island: int
     status: Status
 
 
-@dataclass(frozen=True, slots=True)
-class IslandDrained:
+class IslandDrained(msgspec.Struct, frozen=True):
     """No session has anything on the island, and its workers must end. `status` says who has drained it."""
 
     island: int
@@ -153,12 +150,11 @@ Notification = IslandReady | IslandFailed | IslandRestarted | IslandRemoved | Is
 N = TypeVar("N", bound=Notification)
 
 
-@dataclass
-class Lifecycle:
+class Lifecycle(msgspec.Struct):
     """Changes the states of islands. Methods raise IllegalTransition for a transition that the table does not have."""
 
     islands: Mapping[int, Island]
-    _subscribers: dict[type[Any], list[Callable[[Any], None]]] = field(default_factory=dict)
+    _subscribers: dict[type[Any], list[Callable[[Any], None]]] = msgspec.field(default_factory=dict)
 
     def subscribe(self, kind: type[N], *calls: Callable[[N], None]) -> None:
         """Call each of `calls` with each notification of this kind, in this order."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLocation:
+class DeviceLocation(msgspec.Struct, frozen=True):
     """The physical device of a virtual device. `host` counts through the cluster, `ordinal` within the host."""
 
     island: int

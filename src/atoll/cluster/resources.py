@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -164,7 +164,8 @@ class ResourceManager:
         devices, has = self.devices(island), self.topology.shapes[island].platform
         if has == platform:
             return devices
-        return replace(devices, closed=f"its devices are {has}, and this session has {platform} devices")
+        reason = f"its devices are {has}, and this session has {platform} devices"
+        return msgspec.structs.replace(devices, closed=reason)
 
     def devices(self, island: int) -> IslandDevices:
         """Return the island's devices at the points of its mesh."""

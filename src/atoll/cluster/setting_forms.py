@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from atoll.cluster.former_names import FORMER_VARIABLES
 from atoll.errors import SettingsError
@@ -21,8 +22,7 @@ Value = TypeVar("Value")
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-@dataclass(frozen=True)
-class Form(Generic[Value]):
+class Form(msgspec.Struct, Generic[Value], frozen=True):
     """A kind of value: how it is written.
 
     `parse` raises a ValueError with the expected form if a text is invalid. `keys` are the types that a value may have
@@ -115,8 +115,7 @@ def choice(choices: type[Choice]) -> Form[Choice]:
     return Form(parse, "|".join(choices))
 
 
-@dataclass(frozen=True)
-class Setting(Generic[Value]):
+class Setting(msgspec.Struct, Generic[Value], frozen=True):
     """A value that users can set.
 
     Attributes:

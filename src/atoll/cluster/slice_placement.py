@@ -9,12 +9,11 @@ Pure: the functions choose, and the caller applies the choice.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.locations import DeviceLocation
@@ -34,8 +33,7 @@ _NONE_LEFT = "too few devices of this session are unused"
 _IN_USE = "other sessions use its devices"
 
 
-@dataclass(frozen=True)
-class IslandDevices:
+class IslandDevices(msgspec.Struct, frozen=True):
     """The devices of an island."""
 
     number: int
@@ -54,8 +52,7 @@ class IslandDevices:
         return not wanted or wanted.lower() in known
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The virtual devices of a new slice, and their locations."""
 
     devices: tuple[int, ...]
@@ -196,7 +193,7 @@ class Slices:
             reasons.append((island, reason or (_IN_USE if shared else _NONE_LEFT)))
         found = best or scattered
         if found is not None:
-            return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
+            return msgspec.structs.replace(found[1], exclusive=slice_request.exclusive)
         raise failed(
             Code.RESOURCE_EXHAUSTED,
             f"cannot place {slice_request} on one island: {'; '.join(f'{island}: {why}' for island, why in reasons)}. "

@@ -7,7 +7,6 @@ devices. Virtual devices of different slices may share a physical device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -40,8 +39,7 @@ class VirtualDevice(msgspec.Struct, frozen=True, array_like=True):
     info: DeviceInfo
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True):
     """A slice of a session, whose virtual devices are in the row-major order of `shape`."""
 
     number: int
@@ -51,8 +49,7 @@ class Slice:
     exclusive: bool = False  # no other session gets its devices
 
 
-@dataclass
-class SessionDevices:
+class SessionDevices(msgspec.Struct):
     """The virtual devices of a session, their locations, and its slices.
 
     Devices in `used` change their location only by migration.
@@ -61,8 +58,8 @@ class SessionDevices:
     virtual: tuple[VirtualDevice, ...]
     locations: dict[int, DeviceLocation]
     initial_locations: Mapping[int, DeviceLocation]
-    slices: dict[int, Slice] = field(default_factory=dict)
-    used: set[int] = field(default_factory=set)
+    slices: dict[int, Slice] = msgspec.field(default_factory=dict)
+    used: set[int] = msgspec.field(default_factory=set)
     next_slice: int = 1
     shares: bool = False  # whether virtual devices share a physical device
     are_free: bool = False  # the session is suspended, so others may use the physical devices of its slices

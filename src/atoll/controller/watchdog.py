@@ -7,7 +7,8 @@ and to the session that waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
@@ -48,8 +49,7 @@ _PYTHON: dict[HostCallKind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """Work that is late, or may become so. `text(seconds)` describes it."""
 
     session: int

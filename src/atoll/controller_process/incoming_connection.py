@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from atoll.controller.core import Controller
 from atoll.controller_process.entry import clean
@@ -48,8 +49,7 @@ def is_operator(message: Any) -> bool:
     return isinstance(message, m.Hello) and message.role == "operator"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PeerServices:
+class PeerServices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The parts of a controller's process that take over connections after their first messages."""
 
     controller: Controller

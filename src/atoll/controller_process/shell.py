@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -73,8 +72,7 @@ _END_SECONDS = 0.05
 _CANNOT_WAIT = (m.TellAgent, m.OperationReply)
 
 
-@dataclass(frozen=True)
-class ShellTimes:
+class ShellTimes(msgspec.Struct, frozen=True):
     """Times of a controller's process, in seconds."""
 
     ping: float = PING_SECONDS  # between two ticks
@@ -82,6 +80,9 @@ class ShellTimes:
     # connections are lost.
     reconnect: float = 5.0
     suspicion: float = SUSPICION_SECONDS  # for which a lost standby may have taken over
+
+
+USUAL_TIMES = ShellTimes()
 
 
 def new_controller(options: ControllerOptions, token: str = "", host_token: str = "") -> Controller:
@@ -126,7 +127,7 @@ class ControllerShell(StateMachine[ShellState]):
         *,
         has_tls: bool = False,
         unauthenticated: UnauthenticatedConnections | None = None,
-        times: ShellTimes = ShellTimes(),
+        times: ShellTimes = USUAL_TIMES,
         lease: LeaseKeeper | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()

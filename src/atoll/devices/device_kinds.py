@@ -6,16 +6,13 @@ strings for `pkgutil.resolve_name`, so an engine does not import what only a wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from atoll.cluster.environment_variables import PLUGINS
 from atoll.cluster.settings import check_known
 
 
-@dataclass(frozen=True)
-class DeviceKind:
+class DeviceKind(msgspec.Struct, frozen=True):
     """How to run hosts with devices of a platform. Functions are named as "module:function".
 
     `process` is the main module of a host's process, started with `WorkerOptions`. With `process_per_island`, it is

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.leases import FAILED_STATUS
@@ -18,8 +19,7 @@ class NextStep(enum.Enum):
     END = enum.auto()  # end the cluster
 
 
-@dataclass
-class ControllerReports:
+class ControllerReports(msgspec.Struct):
     """The reports of a controller about its end, which it writes to its pipe before it exits."""
 
     bug: str = ""  # the bug that ends it
@@ -36,8 +36,7 @@ class ControllerReports:
             self.is_charged = True
 
 
-@dataclass(frozen=True)
-class ControllerEnd:
+class ControllerEnd(msgspec.Struct, frozen=True):
     """The end of a controller.
 
     Attributes:

@@ -11,9 +11,10 @@ The engine process calls the methods on its event loop, and engines make their c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, check_known
 from atoll.engines.engine_options import EngineOptions
@@ -24,8 +25,7 @@ if TYPE_CHECKING:  # a script that starts its own cluster needs the messages onl
     from atoll.protocol.messages import Message
 
 
-@dataclass(frozen=True)
-class HostStart:
+class HostStart(msgspec.Struct, frozen=True):
     """The description of a worker process to start.
 
     One process serves a host, or all hosts of an island for some kinds of devices (`atoll.devices.device_kinds`);
@@ -42,8 +42,7 @@ class HostStart:
     among_islands: bool = False  # whether the cluster has several islands
 
 
-@dataclass(frozen=True)
-class HostEnd:
+class HostEnd(msgspec.Struct, frozen=True):
     """The end of a host's worker process."""
 
     status: int | None  # the exit status or the negative signal number; None if its machine is lost

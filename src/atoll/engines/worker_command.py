@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pkgutil import resolve_name
+
+import msgspec
 
 from atoll.cluster.directories import key_file, registry_directory, state_directory
 from atoll.cluster.environment_variables import ADDRESS, JOIN, TENANTS_FILE
@@ -19,8 +20,7 @@ from atoll.engines.engine_interface import HostStart
 from atoll.worker.worker_options import CONNECT_SECONDS, IslandOptions, WorkerOptions
 
 
-@dataclass(frozen=True)
-class WorkerPlace:
+class WorkerPlace(msgspec.Struct, frozen=True):
     """The options of a worker that depend on its machine."""
 
     controller: str  # address of the controller, as seen from the machine

@@ -6,7 +6,6 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -32,8 +31,7 @@ _MAX_CALLBACKS = 1 << 16  # per program
 _PLUGIN_PREFIX = b"__serialized_plugin_program "
 
 
-@dataclass(frozen=True)
-class CompileJob:
+class CompileJob(msgspec.Struct, frozen=True):
     """A compile request that was checked."""
 
     source: bytes  # a FunctionSource

@@ -11,8 +11,8 @@ A copy of several values would send all of them when the last one is made, so it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.errors import invalid
@@ -31,18 +31,17 @@ def ordered(program: Program, host_of: Callable[[int], int]) -> Program:
     return _Ordering(program, host_of).run()
 
 
-@dataclass(eq=False)
-class _Step:
+class _Step(msgspec.Struct, eq=False):
     """A node, or a part of a divided transfer. Values have the numbers of the given program."""
 
     number: int  # in the client's order
     node: Node
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    after: list[_Step] = field(default_factory=list)  # the steps that it must follow
+    after: list[_Step] = msgspec.field(default_factory=list)  # the steps that it must follow
     queue: int | None = None  # of its mesh, if it is a call
     source: int | None = None  # the queue that sends, if it is a transfer of a call's values that another call reads
-    receives: list[_Step] = field(default_factory=list)  # the transfers that this call is the first to read
+    receives: list[_Step] = msgspec.field(default_factory=list)  # the transfers that this call is the first to read
     is_done: bool = False
 
     def may_follow(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.executables.compile_requests import CompileJob, check_devices, compile_job_of
@@ -19,8 +20,7 @@ IFRT_IR_PROGRAM = "xla::ifrt::IfrtIRProgram"
 _OPTIONS = "xla::ifrt::IfrtIRCompileOptions"
 
 
-@dataclass(frozen=True)
-class MpmdRequest:
+class MpmdRequest(msgspec.Struct, frozen=True):
     """An IFRT IR program in MLIR bytecode, the devices that it refers to by position, and the fragments' options."""
 
     program: bytes

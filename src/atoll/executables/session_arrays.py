@@ -6,7 +6,6 @@ With them, the proxy answers queries without the cluster, which has the contents
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -67,12 +66,11 @@ class ArrayRecord(msgspec.Struct, eq=False):
     made_at: float = 0.0  # when the request that makes it was handled, in seconds of the event loop
 
 
-@dataclass
-class Arrays:
+class Arrays(msgspec.Struct):
     """The session's table of arrays by handle. `ended_contexts` collects stacks that no array refers to any more."""
 
     ended_contexts: list[int]
-    records: dict[int, ArrayRecord] = field(default_factory=dict)
+    records: dict[int, ArrayRecord] = msgspec.field(default_factory=dict)
 
     def get(self, handle: int) -> ArrayRecord:
         """Return the record, to use the array: the run that makes it starts, and the run that waits with it.

@@ -19,8 +19,10 @@ import socket
 import ssl as tls
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from atoll.grpc.call import Call
 from atoll.grpc.http2.frames import ErrorCode, HeaderList
@@ -48,8 +50,7 @@ class Strangers(Protocol):
     def remove(self, connection: Http2Connection) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcStatistics:
+class GrpcStatistics(msgspec.Struct, frozen=True):
     """Current values, and totals since the server was created.
 
     `connections`, `calls_open`, `queued_bytes` and `incomplete_bytes` are current values.

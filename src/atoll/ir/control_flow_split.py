@@ -8,7 +8,6 @@ the control flow nodes that it depends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,16 +32,14 @@ MAX_CONTROL_FLOW = 128
 MAX_NODES = 1 << 14
 
 
-@dataclass(frozen=True)
-class SwitchPrograms:
+class SwitchPrograms(msgspec.Struct, frozen=True):
     """`index` reports which of the branches to run. All branches have the same argument and result types."""
 
     index: Program
     branches: tuple[Program, ...]
 
 
-@dataclass(frozen=True)
-class LoopPrograms:
+class LoopPrograms(msgspec.Struct, frozen=True):
     """The programs of a loop.
 
     `first` reports whether to run the body. The first iteration runs `begins`, and the others run `following`: they
@@ -57,8 +54,7 @@ class LoopPrograms:
     last: Program
 
 
-@dataclass(frozen=True)
-class SplitLaunch:
+class SplitLaunch(msgspec.Struct, frozen=True):
     """One of the launches of a program. Its arguments and results are values of the program."""
 
     programs: Program | SwitchPrograms | LoopPrograms

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.errors import StatusError, invalid
 from atoll.ir import plan as p
@@ -50,15 +51,14 @@ def cut(placed: PlacedProgram, functions: Mapping[int, str]) -> Steps[Lowered]:
         raise
 
 
-@dataclass
-class _Work:
+class _Work(msgspec.Struct):
     """The part of a node on one host."""
 
-    steps: list[p.Step] = field(default_factory=list)
-    waiting: list[p.Step] = field(default_factory=list)  # steps that wait for other hosts
-    uses: set[int] = field(default_factory=set)
-    defines: set[int] = field(default_factory=set)
-    awaited: dict[int, None] = field(default_factory=dict)
+    steps: list[p.Step] = msgspec.field(default_factory=list)
+    waiting: list[p.Step] = msgspec.field(default_factory=list)  # steps that wait for other hosts
+    uses: set[int] = msgspec.field(default_factory=set)
+    defines: set[int] = msgspec.field(default_factory=set)
+    awaited: dict[int, None] = msgspec.field(default_factory=dict)
 
     def add(self, step: p.Step, uses: Iterable[int], defines: Iterable[int], feeds: Iterable[int] = ()) -> None:
         (self.waiting if isinstance(step, p.Receive | p.ReceiveRows) else self.steps).append(step)
@@ -67,13 +67,12 @@ class _Work:
         self.awaited.update(dict.fromkeys(feeds))
 
 
-@dataclass
-class _Node:
+class _Node(msgspec.Struct):
     """A node of the program, on all of its hosts."""
 
     function: str = ""
     colocated: bool = False
-    works: dict[int, _Work] = field(default_factory=dict)  # by host
+    works: dict[int, _Work] = msgspec.field(default_factory=dict)  # by host
 
     def on(self, host: int) -> _Work:
         work = self.works.get(host)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.errors import invalid, unimplemented
@@ -16,8 +17,7 @@ from atoll.ir.types import ArraySpec, Replicated
 Hosts = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PlacedProgram:
+class PlacedProgram(msgspec.Struct, frozen=True):
     """A program and the locations of its arrays and calls."""
 
     program: Program

@@ -7,7 +7,6 @@ dispatches the program's gangs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -332,8 +331,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     results: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class LoweredGang:
+class LoweredGang(msgspec.Struct, frozen=True):
     """The part of a node on one island: a gang on these hosts. `node` is its index after simplification."""
 
     node: int
@@ -346,8 +344,7 @@ class LoweredGang:
     colocated: bool = False  # it runs colocated Python, for any time
 
 
-@dataclass(frozen=True)
-class LoweredValue:
+class LoweredValue(msgspec.Struct, frozen=True):
     """The hosts of a value, and its memory. Views take no memory of their own."""
 
     hosts: tuple[int, ...]
@@ -356,8 +353,7 @@ class LoweredValue:
     views: frozenset[int] = frozenset()  # the values whose memory it shares
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(msgspec.Struct, frozen=True):
     """A program's gangs, in order, and its plans, by host.
 
     Lowering numbers the values again: first the arguments, then the outputs of the remaining nodes in order. Invariant:

@@ -16,8 +16,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import IncompatibleJournalError, JournalError
@@ -351,8 +352,7 @@ def _sync(descriptor: int) -> None:
         os.close(descriptor)
 
 
-@dataclass
-class Recovered:
+class Recovered(msgspec.Struct):
     """The payload of the newest snapshot and the turns after it.
 
     `term` is that of the last controller that wrote, and `version` that of Atoll at the snapshot.
@@ -362,10 +362,10 @@ class Recovered:
     term: int
     version: str
     last_number: int  # of all files
-    turns: list[bytes] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)  # damage that was found, for the log
-    torn: list[tuple[Path, int]] = field(default_factory=list)  # files, and the position after their last turn
-    unreadable: list[Path] = field(default_factory=list)  # segments after a gap
+    turns: list[bytes] = msgspec.field(default_factory=list)
+    cut: list[str] = msgspec.field(default_factory=list)  # damage that was found, for the log
+    torn: list[tuple[Path, int]] = msgspec.field(default_factory=list)  # files, and the position after their last turn
+    unreadable: list[Path] = msgspec.field(default_factory=list)  # segments after a gap
 
     def decoded_turns(self) -> Iterator[list[AnyEvent]]:
         """Yield the events of each turn in order."""

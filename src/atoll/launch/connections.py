@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from atoll.cluster.processes.leases import Leases
 from atoll.errors import Status
@@ -13,8 +14,7 @@ from atoll.protocol.events import Received
 from atoll.state.tenants import Tenant
 
 
-@dataclass(frozen=True, eq=False)
-class PeerHandlers:
+class PeerHandlers(msgspec.Struct, frozen=True, eq=False):
     """The controller's handlers for all peers that are in one state, such as workers that are ready.
 
     Attributes:
@@ -30,8 +30,7 @@ class PeerHandlers:
     disconnected: Callable[[Peer, str], None] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Peer:
+class Peer(msgspec.Struct, eq=False):
     """The peer of one connection.
 
     Attributes:

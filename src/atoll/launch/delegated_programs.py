@@ -5,11 +5,13 @@ The memory of a part is found by letting the gangs reserve theirs on devices wit
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, cast
+
+import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
@@ -75,7 +77,7 @@ def delegated_program(
         written = _sums(spec.moved for spec in specs)
         each = RunGangs(specs, moved, tuple(numbers), tuple(first[number] for number in numbers))
         whole = _whole(specs, tuple(sorted(needs.peak.items())))
-        successor = replace(whole, scratch=needs.behind(needs))
+        successor = dataclasses.replace(whole, scratch=needs.behind(needs))
         parts[island] = IslandPart(
             each, whole, successor, needs, results, lost, devices, transfers, written, samples, tuple(samples)
         )
@@ -124,7 +126,7 @@ class _Memory:
         self._tenant = Tenant(DEFAULT_TENANT)
         self._reservations = Reservations({}, cast(Any, None), cast(Any, None), cast(Any, None))
         entries = [Entry((), 0) for _ in range(program.arguments + len(program.values))]
-        self._launch = Launch(0, replace(program, account=Account()), (), (), (), 0, entries)
+        self._launch = Launch(0, msgspec.structs.replace(program, account=Account()), (), (), (), 0, entries)
         self._arguments = program.argument_memory
         self._results = [
             value for value, made in enumerate(program.values, start=program.arguments) if made.result >= 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.errors import Status
 from atoll.state.buffer_directory import Entry
@@ -14,8 +15,7 @@ from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Launch
 
 
-@dataclass(slots=True, eq=False)
-class DelegatedRun:
+class DelegatedRun(msgspec.Struct, eq=False):
     """A launch that is delegated, or is in line to be delegated.
 
     Attributes:
@@ -32,7 +32,7 @@ class DelegatedRun:
     gangs: dict[int, Gang[GangRun]]
     ending: int
     limits: dict[int, int] | None = None
-    exclusive_ns: dict[int, int] = field(default_factory=dict)
+    exclusive_ns: dict[int, int] = msgspec.field(default_factory=dict)
 
     def has_ended(self, island: int) -> bool:
         return not self.gangs[island].run.hosts_left
@@ -70,8 +70,7 @@ class DelegatedRun:
         return found
 
 
-@dataclass(slots=True, eq=False)
-class Revocation:
+class Revocation(msgspec.Struct, eq=False):
     """The revocation of a session's runs, whose hosts were asked how many segments of each they have started.
 
     Attributes:
@@ -83,12 +82,11 @@ class Revocation:
 
     runs: list[DelegatedRun]
     asked: set[int]
-    started: dict[int, int] = field(default_factory=dict)
-    lost: dict[int, Status] = field(default_factory=dict)
+    started: dict[int, int] = msgspec.field(default_factory=dict)
+    lost: dict[int, Status] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _SessionRuns:
+class _SessionRuns(msgspec.Struct):
     """The delegated runs of a session, in the order in which they were launched.
 
     Attributes:
@@ -97,9 +95,9 @@ class _SessionRuns:
       limited: the numbers of those that a revocation has limited.
     """
 
-    all: dict[int, DelegatedRun] = field(default_factory=dict)
-    on_island: dict[int, dict[int, DelegatedRun]] = field(default_factory=dict)
-    limited: set[int] = field(default_factory=set)
+    all: dict[int, DelegatedRun] = msgspec.field(default_factory=dict)
+    on_island: dict[int, dict[int, DelegatedRun]] = msgspec.field(default_factory=dict)
+    limited: set[int] = msgspec.field(default_factory=set)
 
 
 class DelegatedRunIndex:

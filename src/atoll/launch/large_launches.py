@@ -10,7 +10,8 @@ Pure: all state is plain data, so a snapshot has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.launch.reservations import Reservations
 from atoll.protocol import messages as m
@@ -23,8 +24,7 @@ from atoll.state.stepped_work import Turns
 LARGE_NODES = 256
 
 
-@dataclass(eq=False)
-class LargeLaunch:
+class LargeLaunch(msgspec.Struct, eq=False):
     """A launch that is being put in line."""
 
     session: Session
@@ -35,8 +35,7 @@ class LargeLaunch:
     joined: int | None = None  # number of nodes that were enqueued; None until all are made
 
 
-@dataclass(eq=False)
-class EndedLaunch:
+class EndedLaunch(msgspec.Struct, eq=False):
     """A launch that has ended, and is being cleared."""
 
     launch: Launch

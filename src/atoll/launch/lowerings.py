@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.errors import Status, StatusError
 from atoll.ir.program import Program
@@ -17,8 +18,7 @@ from atoll.state.stepped_work import Turns
 Lowered = tuple[RegisteredProgram, GangsByKey]
 
 
-@dataclass(eq=False)
-class Lowering:
+class Lowering(msgspec.Struct, eq=False):
     """The lowering of a session's program. `begin` holds a copy of the state that the lowering depends on."""
 
     session: Session

@@ -17,7 +17,6 @@ Waits for a quota of memory follow the same rules, for the tenant's own sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -41,8 +40,7 @@ DEVICE_MEMORY = "device memory"
 RELIEF_SECONDS = 0.1
 
 
-@dataclass(slots=True, eq=False)
-class MemoryWait:
+class MemoryWait(msgspec.Struct, eq=False):
     """The wait of a node for memory.
 
     Attributes:
@@ -61,7 +59,7 @@ class MemoryWait:
     quota: MemoryQuota | None = None
     passed_ns: int = 0
     is_offered: bool = False
-    asked: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = msgspec.field(default_factory=dict)
 
     @property
     def island(self) -> int:

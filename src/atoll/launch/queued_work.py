@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic
+
+import msgspec
 
 from atoll.launch.island_lines import IslandLines, SharedLines
 from atoll.launch.policy import Policy
@@ -17,8 +18,7 @@ from atoll.state.gang_states import GangState, Reason
 from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 
 
-@dataclass(frozen=True)
-class Wait(Generic[Payload]):
+class Wait(msgspec.Struct, Generic[Payload], frozen=True):
     """The gangs of one session that wait for an island: their number, the first of them, and its reason."""
 
     session: int
@@ -27,8 +27,7 @@ class Wait(Generic[Payload]):
     reason: Reason
 
 
-@dataclass(frozen=True)
-class SchedulerStatistics:
+class SchedulerStatistics(msgspec.Struct, frozen=True):
     """The numbers of an island's gangs."""
 
     waiting: int

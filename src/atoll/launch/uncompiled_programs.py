@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.ir.program import Program
 from atoll.state.session import Session
@@ -12,8 +13,7 @@ from atoll.state.session import Session
 MAX_UNCOMPILED = 64
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class UncompiledProgram:
+class UncompiledProgram(msgspec.Struct, frozen=True, eq=False):
     """A program of a session, with the names of the functions that it calls, by their numbers in the session.
 
     It holds a reference to each function.

@@ -6,8 +6,9 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from atoll.cluster.environment_variables import LEADER_LEASE_AUTHORITY, LEADER_LEASE_CERTIFICATE, LEADER_LEASE_KEY
 from atoll.errors import LeaseError
@@ -27,8 +28,7 @@ class LeaseKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-@dataclass(frozen=True)
-class LeaseAddress:
+class LeaseAddress(msgspec.Struct, frozen=True):
     """An address. `servers` are those of etcd, or the namespace in Kubernetes."""
 
     kind: LeaseKind

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+import msgspec
+
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted
 from atoll.cluster.locations import Placement
 from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
@@ -85,8 +87,7 @@ class _Save(_Request):
     then: Saved
 
 
-@dataclass(eq=False)
-class _Restore:
+class _Restore(msgspec.Struct, eq=False):
     """An array that is being restored. With `keeps`, its spilled pieces stay until they are dropped."""
 
     session: Session

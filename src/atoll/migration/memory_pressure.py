@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
@@ -37,8 +38,7 @@ RETRY_SECONDS = 30.0
 _UNMOVABLE = ("token", "opaque")
 
 
-@dataclass(eq=False)
-class _Eviction:
+class _Eviction(msgspec.Struct, eq=False):
     """Sessions that are being suspended. `then` is called when the last of them is suspended."""
 
     left: set[int]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement, total
@@ -134,11 +135,10 @@ def _check_together(what: str, devices: Collection[int], changes: Changes, after
         )
 
 
-@dataclass(frozen=True)
-class MemoryNeed:
+class MemoryNeed(msgspec.Struct, frozen=True):
     """The bytes that a suspended session's arrays need on each of its virtual devices."""
 
-    by_device: dict[int, int] = field(default_factory=dict)
+    by_device: dict[int, int] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session) -> MemoryNeed:

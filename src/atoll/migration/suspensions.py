@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.slice_placement import Slices
@@ -41,8 +42,7 @@ _DEADLINES = {
 _SUSPENDED = (SessionState.SUSPENDED, SessionState.WAITING)
 
 
-@dataclass(eq=False)
-class _Resumption:
+class _Resumption(msgspec.Struct, eq=False):
     """A request to resume a session: on which islands, how long it may wait for space, and whom to notify."""
 
     islands: tuple[int, ...]
@@ -51,15 +51,14 @@ class _Resumption:
     since: float | None = None  # time of the first tick that looked for space
 
 
-@dataclass(eq=False)
-class Suspension:
+class Suspension(msgspec.Struct, eq=False):
     """The suspension of a session. `then(status)` is called once, when the session is suspended or cannot be."""
 
     number: int
     session: Session
     then: Callable[[Status], None]
     by_system: bool = False  # it is resumed as soon as there is space
-    need: MemoryNeed = field(default_factory=MemoryNeed)
+    need: MemoryNeed = msgspec.field(default_factory=MemoryNeed)
     resumption: _Resumption | None = None
 
 

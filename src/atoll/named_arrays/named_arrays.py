@@ -11,7 +11,6 @@ controller performs the actions (`controller.sessions.published_arrays`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -57,22 +56,19 @@ class Wait(msgspec.Struct, frozen=True):
 # ---- actions
 
 
-@dataclass(frozen=True)
-class Free:
+class Free(msgspec.Struct, frozen=True):
     """Free what is left of the version in the vault and in the session that published it."""
 
     version: Version
 
 
-@dataclass(frozen=True)
-class Restore:
+class Restore(msgspec.Struct, frozen=True):
     """Make the arrays of a version again, from its files."""
 
     version: Version
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """Answer a request: the session has a new reader of this version."""
 
     session: int
@@ -81,8 +77,7 @@ class Opened:
     version: Version
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """Answer a request: the version is in files."""
 
     session: int
@@ -90,8 +85,7 @@ class Stored:
     version: Version
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Answer a request with an error."""
 
     session: int

@@ -16,7 +16,8 @@ readers of other tenants.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.named_arrays.copy_rules import Islands
 
@@ -30,8 +31,7 @@ MAX_ROUNDS = 12
 _Turns = dict[int, dict[int, None]]  # reads by session; the first session has the next turn
 
 
-@dataclass(eq=False)
-class TransferTree:
+class TransferTree(msgspec.Struct, eq=False):
     """The readers of some arrays of a version, by the numbers of their reads.
 
     A source is the number of a read that was completed, or -1, -2, ... for the first, second, ... copy in the vault.
@@ -58,22 +58,22 @@ class TransferTree:
     """
 
     patience: float = 0.0
-    sessions: dict[int, int] = field(default_factory=dict)
-    reads_of: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, None] = field(default_factory=dict)
-    interrupted: dict[int, None] = field(default_factory=dict)
-    line: dict[int, None] = field(default_factory=dict)
-    others: _Turns = field(default_factory=dict)
-    near: _Turns = field(default_factory=dict)
-    running: dict[int, int] = field(default_factory=dict)
-    beside: set[int] = field(default_factory=set)
-    copies: dict[int, Islands] = field(default_factory=dict)
-    fed: dict[int, int] = field(default_factory=dict)
+    sessions: dict[int, int] = msgspec.field(default_factory=dict)
+    reads_of: dict[int, int] = msgspec.field(default_factory=dict)
+    waiting: dict[int, None] = msgspec.field(default_factory=dict)
+    interrupted: dict[int, None] = msgspec.field(default_factory=dict)
+    line: dict[int, None] = msgspec.field(default_factory=dict)
+    others: _Turns = msgspec.field(default_factory=dict)
+    near: _Turns = msgspec.field(default_factory=dict)
+    running: dict[int, int] = msgspec.field(default_factory=dict)
+    beside: set[int] = msgspec.field(default_factory=set)
+    copies: dict[int, Islands] = msgspec.field(default_factory=dict)
+    fed: dict[int, int] = msgspec.field(default_factory=dict)
     changed: float = 0.0
     stalled: float = 0.0
     rounds: int = 0
     extra: int = 0
-    due: set[int] = field(default_factory=set)
+    due: set[int] = msgspec.field(default_factory=set)
 
     @property
     def is_idle(self) -> bool:

@@ -196,8 +196,7 @@ class Version(StateMachine[VersionState]):
         return described_size(self.paths, self.structure)
 
 
-@dataclass(eq=False)
-class Name:
+class Name(msgspec.Struct, eq=False):
     """A name of a tenant. It outlives its versions, so that the numbers of versions never repeat.
 
     If it is forgotten, a new name starts at a number that no forgotten name has had.
@@ -207,7 +206,7 @@ class Name:
     name: str
     keep: int = 1
     next_number: int = 1
-    versions: dict[int, Version] = field(default_factory=dict)  # that are not FAILED and not FREED, by number
+    versions: dict[int, Version] = msgspec.field(default_factory=dict)  # that are not FAILED and not FREED, by number
     failure: tuple[int, Status] | None = None  # the last version that failed, and why
 
     def divided(self) -> tuple[list[Version], list[Version]]:

@@ -7,11 +7,13 @@ When a turn ends without the cluster, for example because the other machine has 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from atoll.cluster.settings import GRACE_SECONDS
 from atoll.engines.engine_options import EngineEnd
@@ -76,9 +78,9 @@ class ControllerPair:
         self._rule = BeginRule(options.settings.grace_seconds or GRACE_SECONDS)
         listen = parse_address(options.listen)
         own = advertised(listen, options.advertise).each[0]
-        self._following = replace(options, advertise=own.host_and_port, leaves=True)
-        both = replace(own, others=tuple(each for each in self._other.each if not _is_same(each, own)))
-        self._serving = replace(options, advertise=both.host_and_port, standby="", leaves=True)
+        self._following = dataclasses.replace(options, advertise=own.host_and_port, leaves=True)
+        both = msgspec.structs.replace(own, others=tuple(each for each in self._other.each if not _is_same(each, own)))
+        self._serving = dataclasses.replace(options, advertise=both.host_and_port, standby="", leaves=True)
 
     def run(self) -> EngineEnd:
         """Return when somebody has ended the cluster. An exception of a signal handler leaves it to the other half."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from atoll.errors import AccessError, AddressError
 from atoll.operate.cluster_registry import (

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from itertools import chain, cycle
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll._version import __version__
 from atoll.cluster.usage.usage_records import By

@@ -12,8 +12,9 @@ import hmac
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AtollError, Code, Details, FrameError, Kind, Status, StatusError, failed
@@ -44,8 +45,7 @@ class Opener(enum.Enum):
     SCRIPT = "script"  # the client's process, for large contents that bypass its proxy
 
 
-@dataclass(frozen=True)
-class DataPortStatistics:
+class DataPortStatistics(msgspec.Struct, frozen=True):
     inbox: InboxStatistics
     channels: dict[int, ChannelStatistics]  # by session
 

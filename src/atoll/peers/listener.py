@@ -12,7 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atoll.errors import AtollError
 from atoll.retries import Reasons, Retry

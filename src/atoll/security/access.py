@@ -11,8 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from atoll.cluster.environment_variables import HOST_TOKEN, INSECURE, TOKEN
 from atoll.errors import AtollError, ConnectError

@@ -18,11 +18,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.decodable import decodable
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError

@@ -10,9 +10,10 @@ token, so keep it like a password: in a file that only its user can read, or in 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import expand_home
@@ -24,8 +25,7 @@ _SCHEME = "atoll://"
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class JoinToken:
+class JoinToken(msgspec.Struct, frozen=True):
     """A parsed join token. Its `address` uses TLS."""
 
     address: Address

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.environment_variables import (

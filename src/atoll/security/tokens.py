@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.cluster.tenant_settings import DEFAULT_NAME, TenantSettings, token_hash, whose
 from atoll.security.roles import is_of_the_cluster
@@ -21,8 +22,7 @@ def digest(token: str) -> str:
     return token_hash(token) if token else ""
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """The digests of the cluster's tokens; "" means that no token is required.
 
     Without a token of their own, hosts and the engine use that of clients. `tenants()` returns the current tenants.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,8 +19,7 @@ MAX_CALLS = 20_000  # the recorder keeps the last calls
 _MAX_LETTERS = 100
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     kind: str
     name: str
     received: int

@@ -13,9 +13,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status

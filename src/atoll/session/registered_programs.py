@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -34,8 +33,7 @@ class SendLaunch(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True)
-class _Split:
+class _Split(msgspec.Struct, frozen=True):
     results: tuple[int, ...]  # values of the program
     pieces: tuple[tuple[int, SplitLaunch], ...]  # the launches with the numbers of their programs
     programs: tuple[int, ...]  # all programs that are registered for it

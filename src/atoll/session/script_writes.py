@@ -6,14 +6,14 @@ Pure: `ask`, `forget`, `sent` and `upload` are the effects. Use it on the sessio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _NO_HOST = -1  # to which no client has a connection
 
 
-@dataclass(slots=True)
-class _Write:
+class _Write(msgspec.Struct):
     feed: int
     hosts: tuple[int, ...]
     nbytes: int

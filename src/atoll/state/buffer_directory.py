@@ -7,7 +7,6 @@ messages to a host arrive in order, so a `Free` sent then arrives after the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,8 +20,7 @@ from atoll.state.buffer_states import TRANSITIONS, BufferState, HandleState
 from atoll.state.queued_nodes import Dependency
 
 
-@dataclass(frozen=True, slots=True)
-class SpilledPart:
+class SpilledPart(msgspec.Struct, frozen=True):
     """The contents of equal shards, stored once on one host. `positions` has the positions of these shards."""
 
     piece: m.SpilledPiece
@@ -30,8 +28,7 @@ class SpilledPart:
     positions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SpilledArray:
+class SpilledArray(msgspec.Struct, frozen=True):
     """All shards of a spilled array, as `parts`.
 
     If other arrays share all of its memory, it has no parts. Then `views` has the shards of these arrays that it
@@ -141,18 +138,16 @@ MAX_AWAITED = 1 << 18
 NO_ENTRY = Entry((), 0)
 
 
-@dataclass(slots=True)
-class _Wait:
+class _Wait(msgspec.Struct):
     pending: int
     status: Status = OK
 
 
-@dataclass
-class Directory:
+class Directory(msgspec.Struct):
     """The buffers of one session, by handle."""
 
-    entries: dict[int, Entry] = field(default_factory=dict)
-    waits: dict[int, _Wait] = field(default_factory=dict)
+    entries: dict[int, Entry] = msgspec.field(default_factory=dict)
+    waits: dict[int, _Wait] = msgspec.field(default_factory=dict)
     nbytes: int = 0  # of the buffers that do not stand for errors
     awaited: int = 0  # number of pending buffers of all waits
 

@@ -10,7 +10,8 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.cluster.locations import DeviceLocation, HostDevice, MemoryRequirement, Placement
 from atoll.errors import Status, StatusError, invalid
@@ -25,8 +26,7 @@ DeviceAssignment = tuple[tuple[DeviceLocation, ...], ...]
 _POINTER = 8  # bytes that XLA allocates per output in addition to the output
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionReport:
+class FunctionReport(msgspec.Struct, frozen=True):
     """A compiled function, as its workers report it."""
 
     devices: tuple[HostDevice, ...] = ()  # that it runs on
@@ -72,8 +72,7 @@ class FunctionReport:
                 raise invalid(f"{name} does not consume its input {position}, which the call donates")
 
 
-@dataclass
-class Registration:
+class Registration(msgspec.Struct):
     """One session's request for a function. It is answered when all of its hosts have compiled or failed."""
 
     session: int
@@ -85,20 +84,19 @@ class Registration:
     is_repeated: bool = False  # the session had the function before
 
 
-@dataclass
-class FunctionRegistry:
+class FunctionRegistry(msgspec.Struct):
     """The functions of all sessions, by name, with counts of compilations."""
 
-    users: dict[str, int] = field(default_factory=dict)  # number of sessions and programs that use the function
-    locations: dict[str, DeviceAssignment] = field(default_factory=dict)
-    contents: dict[str, str] = field(default_factory=dict)  # hash of the source that the client sent
-    reports: dict[str, FunctionReport] = field(default_factory=dict)  # of compiled functions
-    waiting: dict[tuple[str, int], list[Registration]] = field(default_factory=dict)  # by name and host
+    users: dict[str, int] = msgspec.field(default_factory=dict)  # number of sessions and programs that use the function
+    locations: dict[str, DeviceAssignment] = msgspec.field(default_factory=dict)
+    contents: dict[str, str] = msgspec.field(default_factory=dict)  # hash of the source that the client sent
+    reports: dict[str, FunctionReport] = msgspec.field(default_factory=dict)  # of compiled functions
+    waiting: dict[tuple[str, int], list[Registration]] = msgspec.field(default_factory=dict)  # by name and host
     compiled: int = 0
     cached: int = 0
     seconds: float = 0.0
     # How many hosts' answers the registrations of each session and function wait for, which is not stored.
-    _pending: dict[int, Counter[int]] = field(default_factory=dict)
+    _pending: dict[int, Counter[int]] = msgspec.field(default_factory=dict)
 
     def count_pending(self) -> None:
         """Count the answers that registrations wait for, which is not stored."""

@@ -7,8 +7,9 @@ On each island these are the gangs in order, the most memory that they need, and
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.gang_specs import GangSpec, RunGangs
@@ -31,8 +32,7 @@ class PartResult(NamedTuple):
     donor: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartMemory:
+class PartMemory(msgspec.Struct, frozen=True):
     """The memory that a part needs on devices in addition to its arguments, in bytes.
 
     Attributes:
@@ -72,8 +72,7 @@ class Transfers(NamedTuple):
     nbytes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IslandPart:
+class IslandPart(msgspec.Struct, frozen=True):
     """A program's part on one island.
 
     Attributes:
@@ -103,8 +102,7 @@ class IslandPart:
         return self.each.specs
 
 
-@dataclass(frozen=True, slots=True)
-class DelegatedProgram:
+class DelegatedProgram(msgspec.Struct, frozen=True):
     """A program whose runs may be delegated.
 
     Attributes:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.ir.program import STORAGE_STREAM
 from atoll.state.host_window import NEW_NS
@@ -47,8 +49,7 @@ class HostFeeds(NamedTuple):
     feeds: tuple[tuple[int, int], ...]
 
 
-@dataclass(slots=True)
-class DurationEstimate:
+class DurationEstimate(msgspec.Struct):
     """The expected duration of gangs that do the same: an exponential average over `runs` samples."""
 
     nanoseconds: int = UNKNOWN_NS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 # Expected duration of the gangs in flight on a host, based on earlier runs.
 BUSY_NS = 8_000_000
@@ -15,8 +15,7 @@ _MIN_IN_FLIGHT_OF_LONG = 2
 _LONG_NS = 8_000_000
 
 
-@dataclass(slots=True)
-class HostWindow:
+class HostWindow(msgspec.Struct):
     """The gangs in flight on one host. `full` is set and read by the scheduler, since it depends on the next gang."""
 
     in_flight: int = 0  # number of gangs, by weight

@@ -31,15 +31,13 @@ K = TypeVar("K")
 _Convert = Callable[[Any, Any], Any] | None  # None if the stored form is the value itself
 
 
-@dataclass(frozen=True)
-class RefTo:
+class RefTo(msgspec.Struct, frozen=True):
     """Marks a reference in an annotation, for classes of higher layers: `Annotated[int, RefTo(tag)]`."""
 
     tag: str
 
 
-@dataclass(frozen=True)
-class _RefToKind:
+class _RefToKind(msgspec.Struct, frozen=True):
     """Marks a reference to a class whose struct is declared later."""
 
     kind: type[Any]
@@ -49,13 +47,11 @@ class _RefToKind:
         return _BY_KIND[self.kind].tag
 
 
-@dataclass(frozen=True)
-class _SharedOf:
+class _SharedOf(msgspec.Struct, frozen=True):
     annotation: Any
 
 
-@dataclass(frozen=True)
-class As:
+class As(msgspec.Struct, frozen=True):
     """Marks an annotation of a stored form that differs from the value.
 
     Attributes:
@@ -159,8 +155,7 @@ class _Schema:
         )
 
 
-@dataclass(frozen=True)
-class _Method:
+class _Method(msgspec.Struct, frozen=True):
     """A method or function that stored callbacks may name, with the annotations of the arguments that are stored."""
 
     name: str
@@ -676,8 +671,10 @@ def _update(each: Any, name: str, value: Any) -> None:
 
 
 def _setter(kind: type[Any]) -> Callable[[Any, str, Any], None]:
-    """Return the function that sets an attribute of an object of this class, even if it is a frozen dataclass."""
-    return setattr if issubclass(kind, msgspec.Struct) else object.__setattr__
+    """Return the function that sets an attribute of an object of this class, even if it is frozen."""
+    if not issubclass(kind, msgspec.Struct):
+        return object.__setattr__
+    return msgspec.structs.force_setattr if kind.__struct_config__.frozen else setattr
 
 
 def decode(content: bytes | msgspec.Raw) -> Objects:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -19,8 +18,7 @@ from atoll.state.gang_specs import GangSpec
 from atoll.state.usage import Account
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlan:
+class HostPlan(msgspec.Struct, frozen=True):
     """A host's plan, with the positions of its arguments and results among the handles of the launch.
 
     Hosts with equal plans share one object. A large plan is encoded, as in the messages that contain it.
@@ -31,8 +29,7 @@ class HostPlan:
     results: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramValue:
+class ProgramValue(msgspec.Struct, frozen=True):
     """A value that a launch makes. `result` is its position among the results, or -1 if it is an inner value."""
 
     hosts: tuple[int, ...]
@@ -40,8 +37,7 @@ class ProgramValue:
     result: int
 
 
-@dataclass(slots=True)
-class RegisteredProgram:
+class RegisteredProgram(msgspec.Struct):
     """A program cut into gangs. The handles of a launch are its arguments and results, in this order."""
 
     name: str
@@ -72,8 +68,8 @@ class RegisteredProgram:
     inner_values: tuple[int, ...] = ()  # values between nodes, which are not results
     delegated: DelegatedProgram | NotDelegated = NotDelegated.UNKNOWN
 
-    _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
-    _by_handles: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
+    _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = msgspec.field(default_factory=dict)
+    _by_handles: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = msgspec.field(default_factory=dict)
 
     def by_plan(self, hosts: tuple[int, ...]) -> list[tuple[HostPlan, tuple[int, ...]]]:
         """Return the hosts, grouped by plan. Only neighbors in `hosts` share a group."""
@@ -120,16 +116,15 @@ def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
             yield node.devices
 
 
-@dataclass
-class ProgramParts:
+class ProgramParts(msgspec.Struct):
     """The parts of a definition that have arrived, if a client sends it in several messages."""
 
     name: str
     arguments: tuple[ArraySpec, ...]
     feeds: int
     check: DefinitionCheck  # of the parts
-    nodes: list[Node] = field(default_factory=list)
-    called: dict[int, None] = field(default_factory=dict)  # numbers of functions
+    nodes: list[Node] = msgspec.field(default_factory=list)
+    called: dict[int, None] = msgspec.field(default_factory=dict)  # numbers of functions
 
     def checked(self, part: Program) -> DefinitionCheck:
         """Return the check after this part, without adding the part. Raise INVALID_ARGUMENT if the part is invalid."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -150,8 +149,7 @@ class HostCallKind(enum.Enum):
     CLIENT = "client"  # the client's Python, called by a compiled function
 
 
-@dataclass(slots=True, eq=False)
-class Dependency(Generic[Payload]):
+class Dependency(msgspec.Struct, Generic[Payload], eq=False):
     """Nodes of one launch on which other launches may depend. See `launch.dependency_tracker`."""
 
     session: int
@@ -162,8 +160,8 @@ class Dependency(Generic[Payload]):
     awaited: int = 0  # number of dependencies that must be resolved or enqueued before the nodes may join their lines
     is_enqueued: bool = False  # the nodes have joined their lines
     is_resolved: bool = False  # other launches may use the results: when enqueued, unless `host_call` is set
-    on_enqueued: list[Dependency[Payload]] = field(default_factory=list)
-    on_resolved: list[Dependency[Payload]] = field(default_factory=list)
+    on_enqueued: list[Dependency[Payload]] = msgspec.field(default_factory=list)
+    on_resolved: list[Dependency[Payload]] = msgspec.field(default_factory=list)
 
 
 class OnIslands:

@@ -34,13 +34,12 @@ Key = tuple[int, int]  # (host, feed)
 Waiter = TypeVar("Waiter")
 
 
-@dataclass
-class Feeds(Generic[Waiter]):
+class Feeds(msgspec.Struct, Generic[Waiter]):
     """The feeds of a session's client: bytes that it sends to hosts. Workers report each feed that has arrived."""
 
-    early: set[Key] = field(default_factory=set)  # arrived before the launch that needs them
-    awaited: dict[Key, Waiter] = field(default_factory=dict)  # with the node that awaits them
-    unwanted: set[Key] = field(default_factory=set)  # to be dropped when they arrive
+    early: set[Key] = msgspec.field(default_factory=set)  # arrived before the launch that needs them
+    awaited: dict[Key, Waiter] = msgspec.field(default_factory=dict)  # with the node that awaits them
+    unwanted: set[Key] = msgspec.field(default_factory=set)  # to be dropped when they arrive
 
     def claim(self, key: Key) -> bool:
         """Take a feed if it has arrived early. Return whether it has."""
@@ -148,8 +147,7 @@ class Launch(msgspec.Struct, StateMachine[LaunchState], eq=False):
         return made or sum([entries[each].nbytes for each in spec.handles if each < arguments])
 
 
-@dataclass(slots=True, eq=False)
-class ControlFlowRun:
+class ControlFlowRun(msgspec.Struct, eq=False):
     """One launch of a control flow node. See `launch.control_flow_runs`."""
 
     session: int

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.cluster.locations import HostDevice
 from atoll.launch.outbox import Outbox
@@ -89,23 +90,21 @@ def _arrays(session: int, entries: Mapping[int, Entry]) -> Iterator[str]:
             yield f"array {handle} of session {session} is needed by {counted(entry.uses, 'gang')}"
 
 
-@dataclass(slots=True)
-class _Expected:
+class _Expected(msgspec.Struct):
     """The handles of one session on one host: those that must be there, and those that may be."""
 
-    there: set[int] = field(default_factory=set)
-    possible: set[int] = field(default_factory=set)
+    there: set[int] = msgspec.field(default_factory=set)
+    possible: set[int] = msgspec.field(default_factory=set)
 
 
-@dataclass(slots=True)
-class _Check:
+class _Check(msgspec.Struct):
     connection: int
     until: float
     expected: dict[int, dict[int, _Expected]]  # per host and session
     proxies: set[int]  # sessions whose proxies have not answered
     arrays: int
     contradictions: list[str]
-    differences: list[str] = field(default_factory=list)
+    differences: list[str] = msgspec.field(default_factory=list)
 
 
 class Checks:

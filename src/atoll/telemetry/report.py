@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -86,8 +85,7 @@ class OwedWork(Protocol):
     def text(self) -> Callable[[float], str]: ...
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(msgspec.Struct, frozen=True):
     """A gang of another session that a session waits for.
 
     Attributes:

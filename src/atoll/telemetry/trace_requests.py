@@ -7,7 +7,6 @@ it is fetched, and only then. An operator's recording covers all sessions, a use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,18 +28,16 @@ ANSWER_SECONDS = 2.0  # for proxies to send their recordings
 _MAX_NAMES = 10_000  # of sessions that have ended
 
 
-@dataclass
-class _Recording:
+class _Recording(msgspec.Struct):
     """A recording for `viewer`, or for an operator if that is None."""
 
     viewer: Tenant | None
     began: float
     ends: float
-    sessions: set[int] = field(default_factory=set)  # sessions whose proxies record for it
+    sessions: set[int] = msgspec.field(default_factory=set)  # sessions whose proxies record for it
 
 
-@dataclass
-class _Answer:
+class _Answer(msgspec.Struct):
     """The answer to a request for a trace, which waits for proxies."""
 
     connection: int
@@ -49,8 +46,8 @@ class _Answer:
     until: float
     awaited: set[int]  # sessions
     seconds: float = 0.0  # of the recording
-    calls: dict[int, SessionCalls] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    calls: dict[int, SessionCalls] = msgspec.field(default_factory=dict)
+    missing: list[str] = msgspec.field(default_factory=list)
 
 
 class Tracing:

@@ -13,7 +13,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, Union
 
@@ -104,8 +103,7 @@ class ReceiveBudget(Protocol):
         """Forget a piece that was passed to `admit` and will not arrive."""
 
 
-@dataclass(frozen=True)
-class ChannelStatistics:
+class ChannelStatistics(msgspec.Struct, frozen=True):
     """Counts since the channel was made."""
 
     frames_in: int
@@ -115,8 +113,7 @@ class ChannelStatistics:
     engines: dict[str, Any]  # statistics of each kind of transfer, by the name of its class
 
 
-@dataclass(frozen=True)
-class _Dialed:
+class _Dialed(msgspec.Struct, frozen=True):
     """How a channel was dialed, so that its streams can be dialed as well."""
 
     address: Address

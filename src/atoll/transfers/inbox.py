@@ -14,8 +14,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from atoll.cluster.processes.process_table import has_memory_for
 from atoll.errors import Code, Status, StatusError
@@ -37,8 +38,7 @@ MAX_FAILED_FEEDS = 65_536
 _LACKS_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class InboxStatistics:
+class InboxStatistics(msgspec.Struct, frozen=True):
     sessions: int
     feeds: int
     nbytes: int  # of feeds that have landed or may land

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -48,8 +47,7 @@ class Watched(Protocol):
         """Handle a peer that has done nothing for this long. Called once per `SilenceMonitor.watch`."""
 
 
-@dataclass(slots=True)
-class _State:
+class _State(msgspec.Struct):
     progress: object
     since: float
 

@@ -13,9 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from atoll.cluster.processes.machine_memory import machine_memory
@@ -38,8 +38,7 @@ Range = tuple[int, int]  # start and stop, in bytes
 _ALL = [(0, sys.maxsize)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Block:
+class _Block(msgspec.Struct, frozen=True, eq=False):
     memory: mmap.mmap
     written: list[Range]  # outside of these ranges the memory is zero
 
@@ -47,8 +46,7 @@ class _Block:
         return len(self.memory)
 
 
-@dataclass(frozen=True)
-class ReceiveBufferStatistics:
+class ReceiveBufferStatistics(msgspec.Struct, frozen=True):
     free_blocks: int
     free_bytes: int
     reused: int  # how often a block was used again

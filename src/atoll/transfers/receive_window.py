@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
+
+import msgspec
 
 from atoll.errors import Code, Status
 from atoll.transfers.failed_feeds import feeds_within
@@ -18,8 +19,7 @@ MAX_EXAMINED = 256
 _MIN_STALE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """A transfer that was announced. One of `grant` and `refuse` is called once it is decided whether it may land."""
 
     nbytes: int
@@ -30,8 +30,7 @@ class Transfer:
     refuse: Callable[[Status], None] | None = None  # None if it is never refused
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
+class _Here(msgspec.Struct, frozen=True):
     nbytes: int
     launch: int
     unasked: int  # bytes

@@ -9,10 +9,10 @@ blocks that the rest of the piece needs.
 from __future__ import annotations
 
 import mmap
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.errors import FrameError
 from atoll.transfers.frame_socket import FrameSocket

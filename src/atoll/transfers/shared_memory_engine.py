@@ -24,7 +24,7 @@ from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.shared_memory_pool import (
     MIN_BLOCK_BYTES,
     POOL_BYTES,
-    PoolLimits,
+    USUAL_LIMITS,
     PoolStatistics,
     SharedMemoryBlock,
     SharedMemoryPool,
@@ -60,7 +60,7 @@ class SharedMemoryEngine(TransferEngine):
 
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
-    limits = PoolLimits()
+    limits = USUAL_LIMITS
     max_peer_blocks = POOL_BYTES // MIN_BLOCK_BYTES
     idle_seconds = 5  # after which unused blocks are freed
     held_session = -1  # the receiver requests this session's pieces, and keeps them in their blocks

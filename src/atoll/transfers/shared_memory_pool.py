@@ -14,7 +14,8 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.transfers.sealed_memory import sealed_memory
 
@@ -24,15 +25,16 @@ MIN_BLOCK_BYTES = 1 << 20
 _RETURN_SECONDS = 0.01
 
 
-@dataclass(frozen=True)
-class PoolLimits:
+class PoolLimits(msgspec.Struct, frozen=True):
     nbytes: int = POOL_BYTES
     held_bytes: int = POOL_BYTES
     wait_seconds: float = 60.0  # for a block
 
 
-@dataclass(slots=True, eq=False)
-class SharedMemoryBlock:
+USUAL_LIMITS = PoolLimits()
+
+
+class SharedMemoryBlock(msgspec.Struct, eq=False):
     """A memfd that is mapped here, and in the receiver once that has received the descriptor."""
 
     number: int  # unique in the pool
@@ -50,8 +52,7 @@ class SharedMemoryBlock:
             raise BrokenPipeError("the channel is closed") from None
 
 
-@dataclass(frozen=True)
-class PoolStatistics:
+class PoolStatistics(msgspec.Struct, frozen=True):
     free_blocks: int
     used_blocks: int
     nbytes: int
@@ -64,7 +65,7 @@ class SharedMemoryPool:
     `on_drop(block)` is called without the pool's lock for each block that is freed before the pool is closed.
     """
 
-    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], limits: PoolLimits = PoolLimits()) -> None:
+    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], limits: PoolLimits = USUAL_LIMITS) -> None:
         self._on_drop = on_drop
         self._limits = limits
         self._free: list[SharedMemoryBlock] = []

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -90,8 +89,7 @@ class MoreStreams(msgspec.Struct, frozen=True, array_like=True, tag="m"):
 OnEnd = Callable[[BaseException | None], None]
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
+class Outgoing(msgspec.Struct, eq=False):
     """A transfer that is being sent."""
 
     number: int

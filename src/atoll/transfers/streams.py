@@ -16,7 +16,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -55,8 +54,7 @@ _CODES = frozenset(map(int, Code))
 _CHUNKS = msgspec.msgpack.Decoder(decodable(Chunk))
 
 
-@dataclass(frozen=True)
-class StreamStatistics:
+class StreamStatistics(msgspec.Struct, frozen=True):
     """The transfers of a channel that are under way."""
 
     streams: int  # on which this side sends

@@ -8,7 +8,9 @@ machine can reach loopback addresses and unix sockets. All other addresses need 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from atoll.errors import AddressError
 
@@ -16,8 +18,7 @@ _UNIX_PATH_LIMIT = 107  # sun_path on Linux is 108 bytes with its terminating ze
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """The address of a process: the `path` of a unix socket, or `host` and `port`, and `others` on other networks."""
 
     path: str = ""

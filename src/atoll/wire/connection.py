@@ -17,8 +17,9 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from atoll.errors import AtollError, FrameError
 from atoll.wire.framing import (
@@ -49,8 +50,7 @@ MAX_UNSENT = 256 * 1024 * 1024
 _CLOSE_SECONDS = 5.0  # time to send queued bytes; without it, closing would wait for minutes if the peer is silent
 
 
-@dataclass(frozen=True)
-class ConnectionStatistics:
+class ConnectionStatistics(msgspec.Struct, frozen=True):
     """Counts since the connection was made. Bytes include headers."""
 
     messages_in: int

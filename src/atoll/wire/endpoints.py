@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from atoll.errors import AtollError, ConnectError
 from atoll.wire.address import Address

@@ -8,8 +8,9 @@ therefore displaces its own connections, and an honest peer has time to authenti
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import msgspec
 
 MAX_PENDING = 128
 MAX_PER_ADDRESS = 64
@@ -105,12 +106,11 @@ class PendingConnections(Generic[Connection]):
         return len(self._since)
 
 
-@dataclass
-class _Logged:
+class _Logged(msgspec.Struct):
     """The log lines about an address in the current `QUIET_SECONDS`."""
 
     first: float  # time of the first line
-    reasons: set[int] = field(default_factory=set)  # hashes, because a reason may be long
+    reasons: set[int] = msgspec.field(default_factory=set)  # hashes, because a reason may be long
     since: int = 0  # number of refusals without a line
 
 

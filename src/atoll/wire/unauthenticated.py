@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from atoll.wire.late_timers import ReadingTimer, call_later
 from atoll.wire.pending_connections import PendingConnections, Refusals
@@ -29,8 +30,7 @@ class Accepted(Protocol):
         """End the connection at once."""
 
 
-@dataclass(frozen=True)
-class UnauthenticatedStatistics:
+class UnauthenticatedStatistics(msgspec.Struct, frozen=True):
     """Counts since the port was opened; `open` is the current number."""
 
     open: int

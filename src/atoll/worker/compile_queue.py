@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.errors import Code, StatusError
 
@@ -29,8 +30,7 @@ class State(enum.Enum):
     ASKING = enum.auto()
 
 
-@dataclass
-class _Compilation:
+class _Compilation(msgspec.Struct):
     tenant: _Tenant
     session: int
     may_ask: bool
@@ -39,13 +39,12 @@ class _Compilation:
     seconds: float = 0.0  # for which it had earlier places
 
 
-@dataclass
-class _Tenant:
+class _Tenant(msgspec.Struct):
     name: str
     share: float
     used: float = 0.0  # seconds of places per share
-    queue: deque[int] = field(default_factory=deque)
-    started: set[int] = field(default_factory=set)
+    queue: deque[int] = msgspec.field(default_factory=deque)
+    started: set[int] = msgspec.field(default_factory=set)
 
 
 class CompileQueue:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.devices.compilers.compiler_messages import OutlinedProgram
 from atoll.devices.device import LoadedFunction
@@ -20,8 +20,7 @@ MAX_OUTLINE_BYTES = 4 << 20
 MAX_BYTES = 1 << 61
 
 
-@dataclass(frozen=True)
-class CompileResult:
+class CompileResult(msgspec.Struct, frozen=True):
     """The end of a compilation: a function, an outline, a loaded library, or an error."""
 
     status: Status = OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +16,7 @@ from atoll.worker.grouped_sends import SendGroup
 from atoll.worker.store import Buffer
 
 
-@dataclass(slots=True)
-class Read:
+class Read(msgspec.Struct):
     """A result that a thread has to read and send."""
 
     wait: Callable[[], object]  # returns once the result is computed, or raises the error

@@ -15,7 +15,8 @@ from __future__ import annotations
 import enum
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.cluster.state_machine import StateMachine
 from atoll.devices.device import LoadedFunction
@@ -94,13 +95,12 @@ class Function:
         ]
 
 
-@dataclass
-class Pending:
+class Pending(msgspec.Struct):
     """The compilation of a function. `others` are further requests for it."""
 
     stage: CompileStage = CompileStage.QUEUED
     thread: int = 0  # that works on it
-    others: list[Compile] = field(default_factory=list)
+    others: list[Compile] = msgspec.field(default_factory=list)
     in_compiler: ProgramCompilation | None = None  # by `compilers`, which know the stage
     may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
 

@@ -6,7 +6,6 @@ This module only decides. `function_placer` acts on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -14,8 +13,7 @@ from atoll.devices.compilers.compiler_messages import CompiledProgram, Descripti
 from atoll.protocol.messages import CloseWorld, Compile, FunctionSource
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The client that runs a function on several islands.
 
     Attributes:
@@ -56,8 +54,7 @@ def _islands_and_hosts(message: Compile) -> tuple[list[int], list[int]]:
     return [island_of[rank] for rank in hosts], hosts
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """A request for a function, with what it is compiled from.
 
     Attributes:
@@ -74,8 +71,7 @@ class Recipe:
         return Recipe(msgspec.structs.replace(self.message, world=world), self.source, self.program)
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A function that waits until the controller names its world. `load` loads it there, with the changed message."""
 
     message: Compile

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atoll.devices.device import LoadedFunction
@@ -77,8 +77,7 @@ def raise_failure(array: Any) -> None:
         raise StatusError(Code(array.failure.code), array.failure.message, array.failure.payloads)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a unit's futures: for each, the contents of its local shards, or one failure for all.
 
     If a future has no `LocalArray`, its contents are the array itself.

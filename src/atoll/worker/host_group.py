@@ -13,7 +13,6 @@ import enum
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -251,13 +250,12 @@ class PongRound:
         )
 
 
-@dataclass(slots=True)
-class _Unit:
+class _Unit(msgspec.Struct):
     """A dispatch unit that runs on hosts of the group."""
 
     left: int  # hosts on which it has not ended
-    hosts: list[int] = field(default_factory=list)  # on which it has ended, not reported yet
-    times: list[int] = field(default_factory=list)
+    hosts: list[int] = msgspec.field(default_factory=list)  # on which it has ended, not reported yet
+    times: list[int] = msgspec.field(default_factory=list)
     is_late: bool = False  # whether it had ended on some host at the last tick
 
     def take(self, sequence: int) -> m.GroupEnds:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from atoll.devices.device import WorldMaker
 from atoll.errors import Code, Details, Kind, Status, failure, status_of
@@ -16,8 +17,7 @@ from atoll.protocol import messages as m
 _CLOSED_WORLDS = 1024
 
 
-@dataclass(eq=False)
-class _Joining:
+class _Joining(msgspec.Struct, eq=False):
     """A world, with the functions that wait until this host has joined it.
 
     `status` is None until then.
@@ -25,7 +25,7 @@ class _Joining:
 
     status: Status | None = None
     is_closed: bool = False
-    waiting: list[Callable[[Status], None]] = field(default_factory=list)
+    waiting: list[Callable[[Status], None]] = msgspec.field(default_factory=list)
 
 
 class HostWorlds:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
+
+import msgspec
 
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.host_services.calls.call_messages import ReadWanted
@@ -46,8 +47,7 @@ _READS = frozenset((p.Get, p.GetAll))  # steps that read arrays for the client
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorStatistics:
+class ExecutorStatistics(msgspec.Struct, frozen=True):
     """Counts of unfinished work."""
 
     plan_runs: int  # with segments to come

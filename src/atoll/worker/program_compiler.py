@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
@@ -29,8 +29,7 @@ from atoll.worker.store import TypeKeys
 MAX_FOLLOWING_BYTES = 8 << 20
 
 
-@dataclass(frozen=True)
-class _Prepared:
+class _Prepared(msgspec.Struct, frozen=True):
     """A program with what this host adds before it is compiled: its calls into its client, and its custom calls."""
 
     source: FunctionSource

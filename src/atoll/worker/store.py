@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -127,8 +126,7 @@ def share(buffer: Buffer, sources: list[tuple[Buffer, int, int]]) -> None:
     buffer.shards = tuple(taken)
 
 
-@dataclass(slots=True)
-class _Expected:
+class _Expected(msgspec.Struct):
     """Replaces a buffer whose bytes have not arrived from another host."""
 
     is_deleted: bool = False

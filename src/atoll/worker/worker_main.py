@@ -7,11 +7,12 @@ import os
 import queue
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+
+from msgspec.structs import replace
 
 from atoll._version import __version__
 from atoll.cluster.processes.bugs import BugTrap

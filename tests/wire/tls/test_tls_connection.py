@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from atoll.errors import AccessError, ConnectError
 from atoll.security.certificate_authority import CertificateAuthority

@@ -22,12 +22,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from atoll.client.jax_patches.read_table import ReadTable
 from atoll.client.jax_patches.small_write_table import SmallWriteTable

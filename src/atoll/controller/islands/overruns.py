@@ -10,7 +10,8 @@ if it is behind another gang, or waits for bytes or for a client.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.state import ClusterState
@@ -28,8 +29,7 @@ from atoll.state.session import GangRun, Session
 STOP_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class _Closed:
+class _Closed(msgspec.Struct, frozen=True):
     """A closed session with gangs in flight."""
 
     name: str

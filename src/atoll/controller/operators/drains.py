@@ -7,8 +7,9 @@ and has ended, or when the drain has failed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
 from atoll.cluster.slice_placement import IslandDevices
@@ -31,8 +32,7 @@ LEAVE_SECONDS = 60.0
 COPY_SECONDS = 300.0
 
 
-@dataclass(eq=False)
-class _Drain:
+class _Drain(msgspec.Struct, eq=False):
     """An island that is being emptied and then ended."""
 
     operator: int
@@ -40,7 +40,7 @@ class _Drain:
     left: set[int]  # sessions that have yet to move
     leaving: set[int]  # sessions in `left` that move by themselves
     returns: bool = False  # one of its machines leaves: the island restarts on another machine or on the same one
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
     copies_since: float = 0.0  # time since which published arrays are copied
 
 

@@ -6,8 +6,9 @@ Each request gets one `OperationReply`, when it is done or refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from atoll.cluster.lifecycle import (
     Island,
@@ -34,8 +35,7 @@ _MAX_ISLANDS = 1 << 16
 Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest | m.UndrainRequest
 
 
-@dataclass(frozen=True)
-class _Start:
+class _Start(msgspec.Struct, frozen=True):
     """A new island that is starting, and for how long its operator waits for it."""
 
     operator: int

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted, IslandState
@@ -56,8 +56,7 @@ _MAX_LOWERED = 2
 _MAX_NAMED = 8
 
 
-@dataclass(eq=False)
-class CopyRun:
+class CopyRun(msgspec.Struct, eq=False):
     """Arrays of a version that are being copied. `results` has their positions, by the handle of the copy."""
 
     key: VersionKey

@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted, IslandState
@@ -51,8 +51,7 @@ _MAX_RETRIED = 64
 _MIN_STRING_BYTES = 2
 
 
-@dataclass(eq=False)
-class ArrayWrite:
+class ArrayWrite(msgspec.Struct, eq=False):
     """Arrays of a version that hosts are writing to a directory with this number: their handles and types, in order."""
 
     key: VersionKey
@@ -61,8 +60,7 @@ class ArrayWrite:
     stored: tuple[tuple[ArraySpec, str], ...]  # type and platform
 
 
-@dataclass(eq=False)
-class Restoration:
+class Restoration(msgspec.Struct, eq=False):
     """A version whose arrays are being restored.
 
     Attributes:
@@ -79,8 +77,8 @@ class Restoration:
     places: dict[int, int]
     islands: set[int]
     order: list[int]
-    held: list[int] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)
+    held: list[int] = msgspec.field(default_factory=list)
+    left: set[int] = msgspec.field(default_factory=set)
 
 
 class ArrayFiles:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
@@ -61,8 +62,7 @@ _UNPUBLISHABLE = ("token", "opaque")
 _MAX_BEGUN = 512
 
 
-@dataclass(eq=False)
-class Publication:
+class Publication(msgspec.Struct, eq=False):
     """A request to publish many arrays, which are checked, and then marked as published, over several flushes."""
 
     session: Session

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import WORKING
@@ -68,8 +68,7 @@ Part = tuple[int, int, str, int]
 TreeKey = tuple[VersionKey, Part]
 
 
-@dataclass(eq=False)
-class VersionRead:
+class VersionRead(msgspec.Struct, eq=False):
     """A read that has not ended, or that has received a copy that feeds others.
 
     Attributes:
@@ -104,8 +103,7 @@ class VersionRead:
         return range(self.part[0], self.part[0] + self.part[1])
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(msgspec.Struct, frozen=True):
     """Arrays that a read can be made from, with types that name devices by their numbers in vaults."""
 
     owner: Session

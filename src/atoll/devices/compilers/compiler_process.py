@@ -11,9 +11,10 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from atoll.cluster.environment_variables import COMPILER_MEMORY, COMPILER_SECONDS
 from atoll.cluster.processes.machine_memory import machine_memory
@@ -39,8 +40,7 @@ DEFAULT_SECONDS = 1800
 _WALL_FACTOR = 10
 
 
-@dataclass(frozen=True)
-class CompilerLimits:
+class CompilerLimits(msgspec.Struct, frozen=True):
     """The limits of one process, and of one compilation in it.
 
     `memory_bytes` limits the data of a process. `seconds` limits the CPU time of all threads of a compilation, and

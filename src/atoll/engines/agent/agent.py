@@ -13,11 +13,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll._version import __version__
 from atoll.cluster.directories import sockets_bases

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from atoll.cluster.directories import make_directory
 from atoll.cluster.processes.child import describe_exit

@@ -9,8 +9,9 @@ import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from atoll.engines.ray.bundles import Node
 from atoll.errors import AtollError, ClusterError

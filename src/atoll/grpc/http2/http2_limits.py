@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds for one connection, in bytes, seconds and counts.
 
     At most `max_concurrent_streams` times both windows of a stream, plus `incomplete_bytes` of incomplete messages, are

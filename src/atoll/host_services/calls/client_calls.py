@@ -13,9 +13,10 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+
+import msgspec
 
 from atoll import errors
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError, shortened
@@ -48,8 +49,7 @@ _OTHER_BYTES = 1 << 20
 _NO_MARKS = str.maketrans("", "", _BEGIN + _END + _STATUS)  # removes marks from a client's text
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The results of a callable: a piece, the types and offsets of its arrays, and a function to release the piece."""
 
     types: tuple[ArrayType, ...]

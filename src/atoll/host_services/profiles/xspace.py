@@ -11,7 +11,8 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from atoll.errors import invalid
 from atoll.protocol.protobuf_fields import field
@@ -33,8 +34,7 @@ _WORDS = re.compile(rb"[A-Za-z0-9_.<>$-]+")
 _PAST_NAMES = 4096
 
 
-@dataclass(frozen=True)
-class Others:
+class Others(msgspec.Struct, frozen=True):
     """Names of other sessions' programs. The session itself also has programs with the `ambiguous` names."""
 
     hidden: Collection[str] = ()

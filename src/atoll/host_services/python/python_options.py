@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from atoll.cluster.environment_variables import PYTHON_MEMORY, PYTHON_SCRATCH
 from atoll.cluster.processes.machine_memory import machine_memory
@@ -18,8 +19,7 @@ from atoll.protocol.messages.python_messages import ClientSettings, PythonOption
 from atoll.wire.address import parse_address
 
 
-@dataclass(frozen=True)
-class PythonHost:
+class PythonHost(msgspec.Struct, frozen=True):
     """The host of the Python processes.
 
     Attributes:
@@ -47,8 +47,7 @@ class PythonHost:
     worlds: Worlds | None = None
 
 
-@dataclass
-class ProcessWorld:
+class ProcessWorld(msgspec.Struct):
     """The world whose hosts run a JAX program together.
 
     Attributes:

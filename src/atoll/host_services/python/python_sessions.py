@@ -17,7 +17,6 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,7 @@ _read_program = msgspec.msgpack.Decoder(decodable(m.PythonProgram)).decode
 Outcome = list[list[np.ndarray[Any, Any]]] | Status
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(msgspec.Struct, frozen=True):
     """The local shards of an argument.
 
     `read` returns them, without blocking if `at_once`. `release`, which is idempotent, is called after the last read.
@@ -79,16 +77,14 @@ class Input:
     release: Callable[[], None]
 
 
-@dataclass
-class _Unasked:
+class _Unasked(msgspec.Struct):
     """An argument whose shards the process requests one by one."""
 
     input: Input
     to_send: int  # remaining shards
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     function: str
     sequence: int  # of its unit, if it holds back other calls when it fails; otherwise 0
     results: tuple[LocalArray, ...]
@@ -103,8 +99,7 @@ class _Call:
         )
 
 
-@dataclass
-class _Program:
+class _Program(msgspec.Struct):
     """A session's functions on this host, and the process that runs them: its part of a JAX program.
 
     `world` is that of the program's hosts, or None for the hosts of the island.
@@ -120,11 +115,11 @@ class _Program:
     process: PythonProcess | None = None
     ending: PythonProcess | None = None  # the one before `process`, which starts when this one has ended
     is_ready: bool = False
-    functions: dict[str, m.Load] = field(default_factory=dict)  # the messages that load them in the next process
-    loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
-    calls: dict[int, _Call] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)  # failed calls that hold others back, by sequence
-    opening: list[Callable[[Status], None]] = field(default_factory=list)
+    functions: dict[str, m.Load] = msgspec.field(default_factory=dict)  # to be loaded again in the next process
+    loading: dict[str, Callable[[Status], None]] = msgspec.field(default_factory=dict)
+    calls: dict[int, _Call] = msgspec.field(default_factory=dict)
+    held: dict[int, int] = msgspec.field(default_factory=dict)  # failed calls that hold others back, by sequence
+    opening: list[Callable[[Status], None]] = msgspec.field(default_factory=list)
     is_open: bool = True
 
     def take_waiting(self) -> list[Callable[[Status], None]]:
@@ -136,12 +131,11 @@ class _Program:
         return waiting
 
 
-@dataclass
-class _Session:
+class _Session(msgspec.Struct):
     """The programs of a session, by world. 0: the program of the island."""
 
     rules: PythonRules
-    programs: dict[int, _Program] = field(default_factory=dict)
+    programs: dict[int, _Program] = msgspec.field(default_factory=dict)
 
 
 class PythonSessions:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Kind, Status, StatusError, invalid, unimplemented

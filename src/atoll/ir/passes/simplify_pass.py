@@ -7,8 +7,7 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from atoll.ir.program import Call, Node, Program, Rearrange, Route, Transfer, Unroute, specs_of
@@ -52,8 +51,7 @@ def simplify(program: Program) -> Steps[Program]:
     return (yield from _program(graph, program))
 
 
-@dataclass(eq=False, slots=True)
-class _Op:
+class _Op(msgspec.Struct, eq=False):
     """A node whose inputs can be replaced. Values have numbers that do not change when nodes are removed."""
 
     node: Node | None  # None for the return of the program

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.decodable import decodable

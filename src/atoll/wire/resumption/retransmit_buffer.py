@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from atoll.errors import FrameError
 
@@ -28,14 +29,13 @@ class Counts(NamedTuple):
 NONE = Counts()
 
 
-@dataclass
-class RetransmitBuffer:
+class RetransmitBuffer(msgspec.Struct):
     """The unacknowledged frames of one end. The owner ends the link if `nbytes` exceeds `limit`."""
 
     limit: int
     acknowledged: Counts = NONE  # by the peer
-    whole: deque[bytes] = field(default_factory=deque)
-    pieced: deque[bytes] = field(default_factory=deque)  # frames of messages in pieces
+    whole: deque[bytes] = msgspec.field(default_factory=deque)
+    pieced: deque[bytes] = msgspec.field(default_factory=deque)  # frames of messages in pieces
     nbytes: int = 0  # of all frames
 
     def restore(self, acknowledged: Counts, whole: Iterable[bytes], pieced: Iterable[bytes]) -> None:

@@ -16,8 +16,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from atoll.wire.address import Address
 
@@ -26,8 +28,7 @@ RENEWAL_SECONDS = 5.0  # for which a dial waits until an expired certificate is 
 _SUFFIX = ".atoll"
 
 
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(msgspec.Struct, frozen=True):
     """A certificate, its private key and the CA that signed it, in PEM. Times are in seconds since 1970."""
 
     certificate: bytes
