@@ -180,7 +180,7 @@ def are_simple(one: Any, other: Any) -> bool:
 
 
 def is_record(type_: type[Any]) -> bool:
-    """Return whether this is a class of structs of the controller, such as gangs. Those of messages are array-like."""
+    """Return whether these are structs of the controller, such as gangs. Those of messages are array-like."""
     return issubclass(type_, msgspec.Struct) and not type_.__struct_config__.array_like
 
 
