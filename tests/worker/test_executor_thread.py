@@ -43,7 +43,15 @@ class Holding:
             host=0,
         )
 
-    def call(self, function: str, stream: int, inputs: Any, results: Any, on_outcome: Callable[[Any], None]) -> None:
+    def call(
+        self,
+        function: str,
+        stream: int,
+        inputs: Any,
+        results: Any,
+        on_outcome: Callable[[Any], None],
+        sequence: int,
+    ) -> None:
         let_go = threading.Event()
         self.begun.put(let_go)
         assert let_go.wait(SECONDS)
