@@ -180,7 +180,7 @@ def are_simple(one: Any, other: Any) -> bool:
 
 
 def is_record(type_: type[Any]) -> bool:
-    """Return whether these are structs of the controller, such as gangs. Those of messages are array-like."""
+    """Tell structs of the controller, such as gangs, from those of messages, which are array-like."""
     return issubclass(type_, msgspec.Struct) and not type_.__struct_config__.array_like
 
 
