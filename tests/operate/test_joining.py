@@ -55,7 +55,7 @@ def test_the_name_of_a_cluster_is_an_address_of_it(tmp_path: Path) -> None:
     found = reach("lab", records=records)
     assert str(found.address) == "tls://127.0.0.1:7000"
     assert found.join == replace(ADVERTISED, address=found.address)
-    with pytest.raises(AddressError, match=r"'far': .* the name of one of your clusters .* \(default, lab\)"):
+    with pytest.raises(AddressError, match=r"no cluster of yours with the name 'far' .*\(up: default, lab\)"):
         reach("far", records=records)
 
 
