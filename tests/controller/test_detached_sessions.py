@@ -190,9 +190,25 @@ def test_a_launch_that_needs_bytes_of_the_script_fails_soon_after_its_end() -> N
     play.send(m.Launch(2, (), (20,), (20_000,)))
     play.leave()
     assert play.state is SessionState.DETACHED
+    play.tick(1.0)
     play.tick(ARRIVAL_SECONDS + 1)
     play.flush()
     assert play.state is None
+
+
+def test_bytes_that_a_host_may_have_are_not_lost_while_it_has_to_connect_again() -> None:
+    """As after a restart of the controller that took longer than that."""
+    play = Detaching()
+    play.send(m.Launch(2, (), (20,), (20_000,)))
+    play.leave()
+    connection = play.controller.connections.hosts[0]
+    play.event(e.ConnectionAway(0.0, connection))
+    for second in range(1, 9):
+        play.tick(float(second))
+    play.event(e.ConnectionBack(8.0, connection))
+    play.tick(9.0)
+    play.flush()
+    assert play.state is SessionState.DETACHED
 
 
 def test_a_detached_session_ends_with_an_island_that_it_uses() -> None:

@@ -5,7 +5,7 @@ The constructor of the controller makes the parts and connects them. A dump has 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -135,9 +135,10 @@ class SessionsDump(Dump):
     next_number: int
 
 
-@dump_of(DetachedSessions, "detached sessions")
+@dump_of(DetachedSessions, "detached sessions", version=2)
 class DetachedSessionsDump(Dump):
     until: dict[int, float] = {}
+    _awaiting: DurationsOf[int] = msgspec.field(default_factory=cast(Any, dict))
 
 
 @dump_of(Inboxes, "inboxes", version=3)

@@ -20,12 +20,14 @@ from atoll.launch.failures import Failures
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.quantities import counted
+from atoll.state.durations import Durations
 from atoll.state.session import Session
 from atoll.state.session_states import SessionState
 from atoll.state.tenants import Tenant
 
 MAX_DETACHED = 64  # sessions of a tenant
-# After this time, bytes of the script that have not arrived were lost with its proxy.
+# Bytes of the script that have not arrived after this time were lost with its proxy. It counts while the hosts are
+# connected: after a restart of the controller, they first have to connect again, and repeat what has arrived.
 ARRIVAL_SECONDS = 5.0
 
 
@@ -41,6 +43,7 @@ class DetachedSessions:
         self._sessions = sessions
         self._failures = failures
         self._suspensions = suspensions
+        self._awaiting: Durations[int] = Durations()  # sessions whose launches wait for bytes
 
     def holder(self, tenant: Tenant, name: str) -> Session | None:
         """Return the session of the tenant whose run has the name, or None."""
@@ -102,10 +105,19 @@ class DetachedSessions:
                     f"{session.name} was detached for {session.run.detach:.0f} s, and {_work_of(session)} had not ended"
                 )
                 self._sessions.close(number, Status(Code.DEADLINE_EXCEEDED, text))
-            elif session.feeds.awaited and now >= until - session.run.detach + ARRIVAL_SECONDS:
+        waits = [number for number in self.until if self._awaits_bytes_of_present_hosts(self._open[number])]
+        for number, seconds in self._awaiting.update(now, waits).items():
+            if seconds >= ARRIVAL_SECONDS:
+                session = self._open[number]
                 gone = Status(Code.CANCELLED, f"the script of {session.name} has ended")
                 self._failures.feeds_lost(list(session.feeds.awaited.items()), gone)
                 self._failures.fail_without_inputs()
+
+    def _awaits_bytes_of_present_hosts(self, session: Session) -> bool:
+        """Return whether launches wait for bytes of the script, and all of their hosts could report the arrival."""
+        hosts = {host for host, _ in session.feeds.awaited}
+        present = self._connections.hosts
+        return bool(hosts) and all(each in present and not self._connections.is_away(each) for each in hosts)
 
     def island_failed(self, lost: IslandFailed) -> None:
         """End the detached sessions that use the island, since no proxy can compile their functions again."""
