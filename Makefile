@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
-WORKERS ?= 4
+WORKERS ?= 5
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
 MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.13:0.12.0.1
 # The tests of everything that touches JAX.
