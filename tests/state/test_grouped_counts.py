@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-
-import msgspec
-from msgspec.structs import astuple, replace
+from dataclasses import astuple, dataclass, replace
 
 from atoll.state.grouped_counts import GroupedCounts
 
 
-class Count(msgspec.Struct):
+@dataclass
+class Count:
     number: int = 0
 
 

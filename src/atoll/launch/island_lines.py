@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from typing import Generic
-
-import msgspec
-from msgspec.structs import astuple, replace
 
 from atoll.cluster.lifecycle import WORKING, Island
 from atoll.launch.policy import Policy
@@ -32,7 +30,8 @@ def _no_loads() -> GroupedCounts[int, HostWindow]:
     return GroupedCounts(replace, astuple)
 
 
-class IslandLines(msgspec.Struct, Generic[Payload]):
+@dataclass(slots=True)
+class IslandLines(Generic[Payload]):
     """The lines of an island, its committed gangs, and its work in flight.
 
     Several islands may *share* this object while all of their attributes would be equal. The record, the hosts and the
@@ -48,25 +47,24 @@ class IslandLines(msgspec.Struct, Generic[Payload]):
     most_busy_ns: int
     hosts: int = 1  # number of its hosts
     launch_ns: int = 0  # time that a launch costs a host, summed over its devices
-    loads: GroupedCounts[int, HostWindow] = msgspec.field(default_factory=_no_loads)  # of hosts that have had work
-    # By hosts.
-    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = msgspec.field(default_factory=dict)
+    loads: GroupedCounts[int, HostWindow] = field(default_factory=_no_loads)  # of hosts that have had work
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = field(default_factory=dict)  # by hosts
     loads_version: int = 0  # of `loads`, for which `known_loads` is valid
     full_hosts: int = 0
-    lines: dict[int, deque[QueuedNode[Payload]]] = msgspec.field(default_factory=dict)  # by session
-    committed: deque[Gang[Payload]] = msgspec.field(default_factory=deque)
+    lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Payload]] = field(default_factory=deque)
     # Nothing starts until nothing is in flight, because of an exclusive gang. This is not the state `DRAINING`.
     draining: bool = False
     in_flight: int = 0
     busy_ns: int = 0
     unbounded: int = 0  # gangs in flight that run host Python
     started: int = 0
-    delegated: dict[int, int] = msgspec.field(default_factory=dict)  # committed runs that are not over, by session
+    delegated: dict[int, int] = field(default_factory=dict)  # committed runs that are not over, by session
     newest: int = 0  # the session that started the last gang
     exclusive_since: float = float("-inf")  # since when only `newest` has started gangs
     # Of shared lines: the records of the islands, in the order of their numbers, and by number the hosts of each.
-    records: list[Island] = msgspec.field(default_factory=list)
-    places: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    records: list[Island] = field(default_factory=list)
+    places: dict[int, tuple[int, ...]] = field(default_factory=dict)
     patience: int = 1  # number of joint gangs after which the island tries to share its lines
     passed: int = 0  # joint gangs since the last try
 

@@ -8,10 +8,9 @@ computations. A transfer that ends during a computation is charged its own time,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from operator import mul, sub
 from typing import NamedTuple
-
-import msgspec
 
 # Transfers that are remembered per host since its last computation. Time that overlaps older ones is charged twice.
 _MAX_MOVES = 64
@@ -26,29 +25,31 @@ class _Move(NamedTuple):
     devices: tuple[int, ...]
 
 
-class _Host(msgspec.Struct):
+@dataclass(slots=True)
+class _Host:
     """The stored form of the clock of a host: see `_Clocks`."""
 
     devices: tuple[int, ...] = ()
     end: int = 0
     last: int = 0
-    ends: dict[int, int] = msgspec.field(default_factory=dict)
-    moves: list[_Move] = msgspec.field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
+    moves: list[_Move] = field(default_factory=list)
 
 
-class _Clocks(msgspec.Struct):
+@dataclass(slots=True)
+class _Clocks:
     """The ends of the last computations on the devices of hosts. All fields are by host.
 
     The hosts of a gang report together, and mostly have nothing but the first three fields, so that all of them can be
     read and changed at once.
     """
 
-    devices: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)  # of the last gang
-    end: dict[int, int] = msgspec.field(default_factory=dict)  # on all of `devices`
-    last: dict[int, int] = msgspec.field(default_factory=dict)  # the latest on any device
-    ends: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)  # on other devices, by ordinal
-    moves: dict[int, list[_Move]] = msgspec.field(default_factory=dict)  # transfers that have ended since
-    moving: set[int] = msgspec.field(default_factory=set)  # hosts with such transfers
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of the last gang
+    end: dict[int, int] = field(default_factory=dict)  # on all of `devices`
+    last: dict[int, int] = field(default_factory=dict)  # the latest on any device
+    ends: dict[int, dict[int, int]] = field(default_factory=dict)  # on other devices, by ordinal
+    moves: dict[int, list[_Move]] = field(default_factory=dict)  # transfers that have ended since
+    moving: set[int] = field(default_factory=set)  # hosts with such transfers
 
     @classmethod
     def of(cls, hosts: Mapping[int, _Host]) -> _Clocks:

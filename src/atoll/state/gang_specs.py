@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.ir.program import STORAGE_STREAM
 from atoll.state.host_window import NEW_NS
@@ -49,7 +47,8 @@ class HostFeeds(NamedTuple):
     feeds: tuple[tuple[int, int], ...]
 
 
-class DurationEstimate(msgspec.Struct):
+@dataclass(slots=True)
+class DurationEstimate:
     """The expected duration of gangs that do the same: an exponential average over `runs` samples."""
 
     nanoseconds: int = UNKNOWN_NS

@@ -8,15 +8,15 @@ counts are equal, since hosts are added one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-import msgspec
 
 Key = TypeVar("Key", bound=Hashable)
 Count = TypeVar("Count")
 
 
-class CountGroup(msgspec.Struct, Generic[Key, Count], eq=False):
+@dataclass(slots=True, eq=False)
+class CountGroup(Generic[Key, Count]):
     """Keys that share one count."""
 
     keys: set[Key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 # Expected duration of the gangs in flight on a host, based on earlier runs.
 BUSY_NS = 8_000_000
@@ -15,7 +15,8 @@ _MIN_IN_FLIGHT_OF_LONG = 2
 _LONG_NS = 8_000_000
 
 
-class HostWindow(msgspec.Struct):
+@dataclass(slots=True)
+class HostWindow:
     """The gangs in flight on one host. `full` is set and read by the scheduler, since it depends on the next gang."""
 
     in_flight: int = 0  # number of gangs, by weight

@@ -8,12 +8,12 @@ other arrays, and outputs that are written to donated inputs. Devices of unknown
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
 import msgspec
-from msgspec.structs import astuple, replace
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.grouped_counts import GroupedCounts
@@ -24,7 +24,8 @@ _MAX_KNOWN = 4096
 _CHARGED = attrgetter("requirement", "owner", "account")  # of a block
 
 
-class BlockGroup(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class BlockGroup:
     """The parts of a divided block. They are mostly freed together."""
 
     requirement: MemoryRequirement  # of all of them
@@ -73,7 +74,8 @@ class Block(msgspec.Struct, eq=False):
         return [self.host] if self.span is None else self.span.first_hosts
 
 
-class _Memory(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class _Memory:
     """The memory of each device of a group, in bytes."""
 
     capacity: int | None = None  # None if unknown
@@ -81,7 +83,8 @@ class _Memory(msgspec.Struct, eq=False):
     peak: int = 0
 
 
-class _Part(msgspec.Struct, frozen=True):
+@dataclass(slots=True, frozen=True)
+class _Part:
     """The memory that a requirement takes on each device of a group."""
 
     memory: _Memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -149,7 +150,8 @@ class HostCallKind(enum.Enum):
     CLIENT = "client"  # the client's Python, called by a compiled function
 
 
-class Dependency(msgspec.Struct, Generic[Payload], eq=False):
+@dataclass(slots=True, eq=False)
+class Dependency(Generic[Payload]):
     """Nodes of one launch on which other launches may depend. See `launch.dependency_tracker`."""
 
     session: int
@@ -160,8 +162,8 @@ class Dependency(msgspec.Struct, Generic[Payload], eq=False):
     awaited: int = 0  # number of dependencies that must be resolved or enqueued before the nodes may join their lines
     is_enqueued: bool = False  # the nodes have joined their lines
     is_resolved: bool = False  # other launches may use the results: when enqueued, unless `host_call` is set
-    on_enqueued: list[Dependency[Payload]] = msgspec.field(default_factory=list)
-    on_resolved: list[Dependency[Payload]] = msgspec.field(default_factory=list)
+    on_enqueued: list[Dependency[Payload]] = field(default_factory=list)
+    on_resolved: list[Dependency[Payload]] = field(default_factory=list)
 
 
 class OnIslands:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Annotated, Any
-
-from msgspec.structs import astuple, replace
 
 from atoll.cluster.locations import MemoryRequirement
 from atoll.state.durations import Durations
