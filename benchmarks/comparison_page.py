@@ -43,9 +43,8 @@ def render(results: Path = RESULT) -> str:
     machine, base = micro.machine, micro.benchmarks[0].contestants[-1].partition(AT)[2]
     lines = [
         f"{micro.started[:10]}, {describe_commit(machine.commit)} beside {describe_commit(base)}, {micro.rounds} "
-        f"rounds in turn, {quiet(micro)}; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax "
-        f"{machine.packages['jax']}. Medians, quartiles in brackets. The speed is that of this version over that of "
-        "the earlier one: of micro-benchmarks in pairs of rounds, of figures that of the medians.",
+        f"rounds in turn, {quiet(micro)}; {machine}. Medians, quartiles in brackets. The speed is that of this "
+        "version over that of the earlier one: of micro-benchmarks in pairs of rounds, of figures that of the medians.",
         "",
         "| | | unit | earlier | this version | speed |",
         "|---|---|---|---:|---:|---:|",

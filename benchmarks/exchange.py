@@ -119,8 +119,7 @@ def table(result: Exchanges) -> str:
     machine = result.machine
     lines = [
         f"`python -m benchmarks exchange`, {result.started[:10]}, {describe_commit(machine.commit)}, {result.rounds} "
-        f"rounds, a load of {result.load} from other processes; {machine.cpu}, {machine.cores} cores, Python "
-        f"{machine.python}, jax {machine.packages['jax']}. Medians, quartiles in brackets.",
+        f"rounds, a load of {result.load} from other processes; {machine}. Medians, quartiles in brackets.",
         "",
         "| tree | way | ms | MiB/s | time over Atoll's |",
         "|---|---|---:|---:|---:|",

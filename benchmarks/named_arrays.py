@@ -119,8 +119,7 @@ def table(result: Rates) -> str:
     lines = [
         f"`python -m benchmarks named-arrays`, {result.started[:10]}, {describe_commit(machine.commit)}: "
         f"{result.mib:,} MiB in {_ARRAYS} arrays, and {result.small:,} arrays of 1 kB; {result.rounds} rounds, a load "
-        f"of {result.load} from other processes; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax "
-        f"{machine.packages['jax']}. Medians, quartiles in brackets.",
+        f"of {result.load} from other processes; {machine}. Medians, quartiles in brackets.",
         "",
         f"| | {' | '.join(path.path for path in result.paths)} | target |",
         f"|---|{'---:|' * len(result.paths)}---|",

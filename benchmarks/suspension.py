@@ -84,8 +84,7 @@ def table(result: Suspensions) -> str:
     lines = [
         f"`python -m benchmarks suspension --gib {result.nbytes / _GIB:g} --rounds {len(result.rates[0].rounds)}`, "
         f"{result.started[:10]}, {describe_commit(machine.commit)}, a load of {result.load} from other processes; "
-        f"{machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, "
-        f"quartiles in brackets, in GiB/s.",
+        f"{machine}. Medians, quartiles in brackets, in GiB/s.",
         "",
         f"| | {' | '.join(WAYS)} |",
         f"|---|{'---:|' * len(WAYS)}",

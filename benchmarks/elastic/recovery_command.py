@@ -73,10 +73,7 @@ def render(result: Path = RESULT) -> str:
     """Return the part of the page that a result has."""
     content = json.loads(result.read_bytes())
     machine = msgspec.convert(content["machine"], Machine)
-    heading = (
-        f"{describe_commit(machine.commit)[0].upper()}{describe_commit(machine.commit)[1:]}; {machine.cpu}, "
-        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians."
-    )
+    heading = f"{describe_commit(machine.commit)[0].upper()}{describe_commit(machine.commit)[1:]}; {machine}. Medians."
     return f"{heading}\n\n{table(content['recoveries'])}"
 
 

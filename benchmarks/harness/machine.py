@@ -24,6 +24,10 @@ class Machine(msgspec.Struct, frozen=True):
     packages: dict[str, str | None]  # name: version; None if not installed
     commit: str | None  # of the code; "+" if it differs from that: see `provenance`
 
+    def __str__(self) -> str:
+        """Return its CPUs and software, for the heading of a table."""
+        return f"{self.cpu}, {self.cores} cores, Python {self.python}, jax {self.packages['jax']}"
+
 
 def describe() -> Machine:
     return Machine(

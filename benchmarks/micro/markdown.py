@@ -52,10 +52,9 @@ def shown_elsewhere(source: Path) -> set[str]:
 def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
     machine = run.machine
     lines = [
-        f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
-        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
-        "brackets. A ratio is that of the two medians. Its quartiles are those of the ratios of the rounds, so it may "
-        "be outside of them.",
+        f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine}. "
+        "Medians, quartiles in brackets. A ratio is that of the two medians. Its quartiles are those of the ratios of "
+        "the rounds, so it may be outside of them.",
         "",
         "| | | unit | Atoll | peer | ratio | target |",
         "|---|---|---|---:|---:|---:|---|",

@@ -103,7 +103,7 @@ def _origin(run: RunRecord) -> str:
     parts = [
         f"`{' '.join(run.command)}`, {run.started[:10]}, {describe_commit(machine.commit)}, "
         f"{count_of(run.rounds, 'round')}, "
-        f"{quiet(run)}; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.",
+        f"{quiet(run)}; {machine}.",
         "The machine was busy: these numbers do not count." if run.busy else "",
     ]
     return " ".join(part for part in parts if part)
