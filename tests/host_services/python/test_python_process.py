@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from atoll.cluster.processes.child import how_it_ended
 from atoll.errors import FrameError
 from atoll.host_services.python import python_process as module
 from atoll.host_services.python.python_process import PythonProcess
-from atoll.host_services.python.rendezvous import nowhere
+from atoll.host_services.python.rendezvous import Rendezvous, nowhere
 
 SECONDS = 10.0
 
@@ -48,6 +48,16 @@ def _ignore(_: Any) -> None:
     pass
 
 
+Made = TypeVar("Made", bound=PythonProcess)
+
+
+def _process(kind: type[Made], rendezvous: Rendezvous = nowhere) -> tuple[Made, queue.SimpleQueue[str]]:
+    """Return a process that has not started, and a queue of why it has ended and when it is gone."""
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+    options: Any = None
+    return kind("a session", options, rendezvous, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0), ends
+
+
 def test_results_that_are_awaited_may_be_of_any_size_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INBOX_BYTES", 100)
     options: Any = None
@@ -67,9 +77,7 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
 
     monkeypatch.setattr(module, "_ends_soon", lambda process: False)
     monkeypatch.setattr(module, "how_it_ended", reaped)
-    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-    options: Any = None
-    process = Sleeping("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process, ends = _process(Sleeping)
     process.start()
     assert process.started.wait(SECONDS)
     process.kill()
@@ -80,9 +88,7 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
 
 
 def test_a_process_that_was_reaped_elsewhere_has_ended() -> None:
-    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-    options: Any = None
-    process = Reaped("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process, ends = _process(Reaped)
     process.start()
     assert "cannot be started" not in ends.get(timeout=SECONDS)
     assert ends.get(timeout=SECONDS) == "gone"
@@ -99,9 +105,7 @@ def test_a_process_that_waits_for_other_hosts_ends_at_once_if_it_gives_up() -> N
         assert may_go.wait(SECONDS)
         return ""
 
-    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-    options: Any = None
-    process = Sleeping("a session", options, rendezvous, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process, ends = _process(Sleeping, rendezvous)
     process.start()
     process.give_up("did not start")
     assert ends.get(timeout=SECONDS) == "the Python process of a session did not start"
@@ -111,9 +115,7 @@ def test_a_process_that_waits_for_other_hosts_ends_at_once_if_it_gives_up() -> N
 
 
 def test_a_process_can_be_killed_at_once() -> None:
-    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-    options: Any = None
-    process = Sleeping("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process, ends = _process(Sleeping)
     process.start()
     assert process.started.wait(SECONDS)
     process.kill_at_once()
