@@ -46,7 +46,7 @@ class Watching:
         self.ticks = iter(range(1, 1000))
         self.readers = ReadThreads()
         steps: Any = SimpleNamespace(device_of=lambda segment: 0)
-        occupancy = Occupancy(self.report, lambda unit: ())
+        occupancy = Occupancy(self.report, lambda unit: (), lambda array: ())
         self.reporter = CompletionReporter(steps, occupancy, self, self.readers, lambda: next(self.ticks))
         plan = p.Plan("f", (), (p.Segment(0, ()),), ())
         self.unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), plan), 0, 1, 7, 0)
@@ -174,11 +174,13 @@ class Host:
     def __init__(self) -> None:
         self.reports: list[Any] = []
         self.enqueuing: tuple[int, ...] = ()
-        self.occupancy = Occupancy(lambda *messages: self.reports.extend(messages), lambda unit: self.enqueuing)
+        self.occupancy = Occupancy(
+            lambda *messages: self.reports.extend(messages), lambda unit: self.enqueuing, lambda array: array.shards
+        )
 
     def begin(self, sequence: int, *devices: int) -> Output:
         output, token = Output(len(devices)), None
-        completion: Any = RunCompletion(token, [output], DeletionGuard(), devices, lambda array: array.shards)
+        completion: Any = RunCompletion(token, [output], DeletionGuard(), devices)
         self.occupancy.begun(sequence, [completion] if devices else [])
         return output
 

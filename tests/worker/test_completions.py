@@ -23,7 +23,7 @@ class Token:
 def completion(
     token: Any = None, outputs: tuple[object, ...] = ("made",), devices: tuple[int, ...] = (0, 1)
 ) -> RunCompletion:
-    return RunCompletion(token, outputs, DeletionGuard(), devices, lambda array: ())
+    return RunCompletion(token, outputs, DeletionGuard(), devices)
 
 
 def test_a_run_that_a_later_one_needs_on_all_of_its_devices_need_not_be_awaited():

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from atoll.cluster.processes.bugs import start_in
+from atoll.devices.device import DeviceArray
 from atoll.errors import Status
 from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.protocol import messages as m
@@ -37,12 +38,18 @@ class Occupancy:
     slowly, or be behind another unit on their devices.
 
     The executor's thread adds units, and any thread may call the other methods. `devices_of(unit)` returns the devices
-    of the segment that a unit is enqueuing.
+    of the segment that a unit is enqueuing, and `shards_of` the shards of an array.
     """
 
-    def __init__(self, report: Callable[..., None], devices_of: Callable[[DispatchUnit], tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        report: Callable[..., None],
+        devices_of: Callable[[DispatchUnit], tuple[int, ...]],
+        shards_of: Callable[[DeviceArray], Sequence[DeviceArray]],
+    ) -> None:
         self._report = report
         self._devices_of = devices_of
+        self._shards_of = shards_of
         self._units: dict[int, Sequence[Completion]] = {}  # begun and not ended, in order
         # The unit that the executor's thread runs. XLA may run a program inside the call that enqueues it.
         self.executing: DispatchUnit | None = None
@@ -66,7 +73,7 @@ class Occupancy:
         executing, completions = self.executing, self._units.get(sequence)
         if completions is not None:
             runs = [each for each in completions if isinstance(each, RunCompletion)]
-            return len({device for run in runs for device in run.unended_devices()})
+            return len({device for run in runs for device in run.unended_devices(self._shards_of)})
         if executing is not None and executing.sequence == sequence:
             return len(set(self._devices_of(executing)))
         return 0

@@ -67,25 +67,18 @@ class RunCompletion:
     """The completion of a compiled function's run.
 
     Waiting for the run's token raises its error. An output, while it exists, shows without waiting whether it is ready.
-    On several devices, the first output may be ready long before the last device has completed. `shards` returns its
-    shards.
+    On several devices, the first output may be ready long before the last device has completed.
     """
 
-    __slots__ = ("_devices", "_guard", "_output", "_shards", "ready_means_complete", "token")
+    __slots__ = ("_devices", "_guard", "_output", "ready_means_complete", "token")
 
     def __init__(
-        self,
-        token: RunToken,
-        outputs: Sequence[DeviceArray],
-        guard: DeletionGuard,
-        devices: tuple[int, ...],
-        shards: Callable[[DeviceArray], Sequence[DeviceArray]],
+        self, token: RunToken, outputs: Sequence[DeviceArray], guard: DeletionGuard, devices: tuple[int, ...]
     ) -> None:
         self.token = token
         self._output = outputs[0] if outputs else None
         self._guard = guard
         self._devices = devices
-        self._shards = shards
         self.ready_means_complete = len(devices) == 1
 
     def is_implied_by(self, arguments: Sequence[DeviceArray], devices: tuple[int, ...]) -> bool:
@@ -111,8 +104,8 @@ class RunCompletion:
         except RuntimeError:
             return self._devices
 
-    def unended_devices(self) -> tuple[int, ...]:
-        """Return the run's devices on which it is not known to have ended.
+    def unended_devices(self, shards_of: Callable[[DeviceArray], Sequence[DeviceArray]]) -> tuple[int, ...]:
+        """Return the run's devices on which it is not known to have ended. `shards_of` returns the shards of an array.
 
         A run may last longer on one device than on others, for example in a loop.
         """
@@ -120,7 +113,7 @@ class RunCompletion:
         if len(busy) < 2 or self._output is None or not self._guard.lock.acquire(blocking=False):
             return busy
         try:
-            shards = [] if self._output.is_deleted() else self._shards(self._output)
+            shards = [] if self._output.is_deleted() else shards_of(self._output)
             if len(shards) != len(busy):
                 return busy
             return tuple(device for device, shard in zip(busy, shards, strict=True) if not shard.is_ready())

@@ -62,7 +62,7 @@ class ExecutorThread:
     ) -> None:
         self._queue = messages
         delegated = DelegatedUnits(report, messages.put)
-        occupancy = Occupancy(delegated.report, steps.devices_of)
+        occupancy = Occupancy(delegated.report, steps.devices_of, steps.shards_of)
         watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
             steps, inbox, occupancy, watcher, ReadThreads(), lambda: messages.put(_Wake()), spill_store

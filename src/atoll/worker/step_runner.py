@@ -177,6 +177,10 @@ class StepRunner:
         function = self._records.loaded(step.function)
         return 0 if function is None else function.ordinals[0]
 
+    def shards_of(self, array: DeviceArray) -> Sequence[DeviceArray]:
+        """Return the shards of an array. Safe on any thread."""
+        return self._backend.shards(array)
+
     def devices_of(self, unit: DispatchUnit) -> tuple[int, ...]:
         """Return the devices on which the unit's segment runs functions. Safe on any thread."""
         segments = unit.plan_run.plan.segments
@@ -228,8 +232,7 @@ class StepRunner:
             last = completions[-1]
             if type(last) is RunCompletion and last.is_implied_by(arguments, function.ordinals):
                 completions.pop()
-        ordinals, shards = function.ordinals, self._backend.shards
-        completions.append(RunCompletion(run or token, outputs, self.deletions, ordinals, shards))
+        completions.append(RunCompletion(run or token, outputs, self.deletions, function.ordinals))
 
     def _arguments_of(self, step: p.Execute, function: Function, buffers: list[Buffer]) -> list[Any]:
         """Return the arrays to pass to a function, with copies of those to preserve. Raise an error if one is wrong."""

@@ -140,7 +140,7 @@ class NullHost:
         self.network = NullNetwork(self.backend, self.port, host, neighbors)
         steps = StepRunner(self.backend, functions, self.port, self.network, keys, report, lambda outcome: None)
         spill_store = SpillStore(self.backend, inbox, self.port, host, steps.holds, report, read_threads.of(0))
-        occupancy = Occupancy(delegated.report, steps.devices_of)
+        occupancy = Occupancy(delegated.report, steps.devices_of, steps.shards_of)
         self._executor = PlanExecutor(
             steps,
             inbox,
