@@ -94,7 +94,7 @@ class GangEnds:
         if gang is None or host not in gang.run.hosts_left:
             self._outbox.to_host(host, m.CollectiveEnded(sequence))  # the gang may have been a collective
             return
-        if self._waits_for_others(gang):
+        if gang.run.spec.collective or gang.run.spec.runs_together:  # it starts no later one until all have ended this
             self._left_out.add(gang, host)
         if gang.run.spec.collective:
             cause = self._services.cause_of(gang.node)
@@ -129,10 +129,6 @@ class GangEnds:
         is_ended_process = failure.details.kind is Kind.PYTHON and failure.details.retriable
         return is_ended_process and len(run.spec.hosts) > 1
 
-    def _waits_for_others(self, gang: Gang[GangRun]) -> bool:
-        """Return whether a host that has failed in a gang starts no later one until all hosts have ended it."""
-        return gang.run.spec.collective or gang.run.spec.runs_together
-
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
         communicates = gang.run.spec.collective or failure.details.kind is Kind.LINK
@@ -151,8 +147,7 @@ class GangEnds:
 
     def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
-        if self._waits_for_others(gang):
-            self._left_out.ended(gang.node)
+        self._left_out.ended(gang.node)
         if run.failure is not None and run.launch.error is None:
             return  # `Failures` decides soon whether it has failed by itself, and ends it
         if run.launch.error is None and gang.exclusive:
@@ -169,8 +164,7 @@ class GangEnds:
         launch, dependency = run.launch, node.dependency
         gang.enter(GangState.DONE if launch.error is None else GangState.FAILED)
         self._in_flight.pop(gang.sequence, None)
-        if self._waits_for_others(gang):
-            self._left_out.ended(node)
+        self._left_out.ended(node)
         if self._sequential is not None:
             self._sequential.ended(gang)
         self._charges.ended(gang)

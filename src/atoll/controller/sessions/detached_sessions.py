@@ -116,8 +116,7 @@ class DetachedSessions:
     def _awaits_bytes_of_present_hosts(self, session: Session) -> bool:
         """Return whether launches wait for bytes of the script, and all of their hosts could report the arrival."""
         hosts = {host for host, _ in session.feeds.awaited}
-        present = self._connections.hosts
-        return bool(hosts) and all(each in present and not self._connections.is_away(each) for each in hosts)
+        return bool(hosts) and hosts <= self._connections.present_hosts().keys()
 
     def island_failed(self, lost: IslandFailed) -> None:
         """End the detached sessions that use the island, since no proxy can compile their functions again."""
