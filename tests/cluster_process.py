@@ -113,6 +113,17 @@ class User:
         return [f"process {each}" for each in self.commands().values()] + [str(path) for path in paths]
 
 
+def kill_at_once(engine: psutil.Process, *controllers: psutil.Process) -> None:
+    """Kill the engine and the controllers at once, as a power loss does.
+
+    The engine is frozen while the controllers are killed. A controller that outlives its engine may shut the cluster
+    down, and an engine that outlives its controller would restart it.
+    """
+    engine.suspend()
+    for process in (*controllers, engine):
+        process.kill()
+
+
 def finish(process: subprocess.Popen[str]) -> Result:
     """Wait for the end of a process, within the deadline. Return its result."""
     try:

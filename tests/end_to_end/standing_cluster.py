@@ -26,6 +26,7 @@ from atoll.operate.operator_requests import request_report
 from atoll.security.join_token import JoinToken, host_join_file, join_file, read_join
 from atoll.security.start_security import new_environment
 from atoll.wire.address import parse_address
+from tests.cluster_process import kill_at_once
 from tests.end_to_end.host_agents import HostAgent
 from tests.forked_process import Popen, children
 
@@ -207,16 +208,10 @@ class StandingCluster:
         self._children[0].wait(_END_SECONDS)
 
     def kill(self) -> None:
-        """Kill the engine and the controller at once, as a power loss does. Workers end when they notice.
-
-        The engine is frozen while the controller is killed. A controller that outlives its engine would shut the
-        cluster down, and an engine that outlives its controller would restart it.
-        """
+        """Kill the engine and the controller at once, as a power loss does. Workers end when they notice."""
         engine = self.engine()
         processes = children(engine.pid, recursive=True)
-        engine.suspend()
-        for process in [*(each for each in processes if "controller" in " ".join(each.cmdline()[3:4])), engine]:
-            process.kill()
+        kill_at_once(engine, *(each for each in processes if "controller" in " ".join(each.cmdline()[3:4])))
         psutil.wait_procs(processes, _END_SECONDS)
         self._children[0].wait(_END_SECONDS)
         shutil.rmtree(self.directory)

@@ -20,7 +20,7 @@ from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.security.join_token import read_join
 from atoll.wire.address import parse_address
 from scripts.soak.controllers import is_of_controller
-from tests.cluster_process import User, eventually, finish, free_port
+from tests.cluster_process import User, eventually, finish, free_port, kill_at_once
 
 WITHOUT_XLA = ("--platform", "null")
 
@@ -123,8 +123,7 @@ def test_a_cluster_whose_standby_has_taken_over_is_not_continued_from_the_old_jo
     is_followed = f"the standby at tls://{second} follows"
     assert eventually(lambda: is_followed in user.atoll("status").check().stdout, pause=0.3)
 
-    for each in (engine, controller):
-        each.kill()
+    kill_at_once(engine, controller)
 
     def has_taken_over() -> bool:
         answer = user.atoll("status", "--json", "--name", "spare")
@@ -157,14 +156,13 @@ def test_an_old_journal_is_not_continued_after_two_takeovers_although_its_standb
     names = ["default", "second", "third"]
     for place in (1, 2):
         before, serves, name = addresses[place - 1], addresses[place], names[place]
-        former = [user.process("atoll.engines.engine_main"), user.process("atoll.controller_process.controller_main")]
+        former = user.process("atoll.engines.engine_main"), user.process("atoll.controller_process.controller_main")
         follows = ("up", "--standby", before, "--listen", serves, *kept, "--journal", str(tmp_path / f"{place + 1}"))
         user.atoll(*follows, "--name", name).check()
         status = ("status", "--name", names[place - 1])
         is_followed = f"the standby at tls://{serves} follows"
         assert eventually(lambda text=is_followed, of=status: text in user.atoll(*of).check().stdout, pause=0.3)
-        for each in former:
-            each.kill()
+        kill_at_once(*former)
 
         def has_taken_over(name: str = name) -> bool:
             answer = user.atoll("status", "--json", "--name", name)
