@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from atoll.cluster.processes.client_directories import sweep
-from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
 from tests.process_environments import processes_with
+from tests.scripts import ScriptResult, start_process
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
 DEADLINE = 300.0  # seconds per command

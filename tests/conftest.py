@@ -22,10 +22,9 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from tests import audit_hooks, quick_xla
 
@@ -64,9 +63,10 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests import cpu_time  # noqa: E402
-from tests.forked_process import FORKING, Popen  # noqa: E402
+from tests.forked_process import FORKING  # noqa: E402
 from tests.process_environments import processes_with  # noqa: E402
 from tests.processes import Processes  # noqa: E402
+from tests.scripts import RunScript, ScriptResult, script_environment, start_process  # noqa: E402
 from tests.thoroughness import TIMES, examples, is_left_out  # noqa: E402
 
 if TYPE_CHECKING:
@@ -315,23 +315,6 @@ def pytest_unconfigure() -> None:
 # ---- scripts
 
 
-@dataclass(frozen=True)
-class ScriptResult:
-    """Result of a script."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-    def check(self) -> Self:
-        """Return the result itself, after failing the test if the script failed."""
-        assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
-        return self
-
-
-RunScript = Callable[..., ScriptResult]
-
-
 @pytest.fixture(scope="session")
 def program_cache() -> Path:
     """Return the directory in which the workers of this run keep compiled programs."""
@@ -344,38 +327,6 @@ def short_directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="at-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4") -> dict[str, str]:
-    """Return a user's environment, without this process's JAX settings, and with all temporary files in `runtime`."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "IFRT_PROXY_")) and name != "NPROC"
-    }
-    env.update(
-        JAX_PLATFORMS="atoll",
-        ATOLL_ISLANDS=islands,
-        ATOLL_CACHE_DIR=str(program_cache),
-        XDG_RUNTIME_DIR=str(runtime),
-        TMPDIR=str(runtime),
-    )
-    return env
-
-
-def start_process(command: Sequence[str], environment: dict[str, str], directory: Path) -> subprocess.Popen[str]:
-    """Start a command in `directory`, in a new process group, with pipes for its output."""
-    return Popen(
-        command,
-        env=environment,
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.errors import SettingsError
 from atoll.operate import operator_requests
-from tests.conftest import RunScript
 from tests.forked_process import EXECUTED, with_forked_children
+from tests.scripts import RunScript
 
 
 def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script: RunScript) -> None:

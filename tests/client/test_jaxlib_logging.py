@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 
 @pytest.mark.parametrize("settings", [{"TF_CPP_MIN_LOG_LEVEL": "1"}, {"JAX_LOGGING_LEVEL": "WARNING"}])

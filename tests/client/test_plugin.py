@@ -12,8 +12,8 @@ import pytest
 from jax._src import xla_bridge
 
 from atoll.client.backend import add_platform
-from tests.conftest import RunScript
 from tests.forked_process import with_forked_children
+from tests.scripts import RunScript
 
 # Used before the imports of a process, and after its end.
 EXECUTED: dict[str, str | None] = {"ATOLL_TEST_EXECUTED": "1"}

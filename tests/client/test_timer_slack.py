@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.client.timer_slack import SLACK_NANOSECONDS, relaxed
-from tests.conftest import RunScript
 from tests.forked_process import run
+from tests.scripts import RunScript
 
 
 def slack() -> int:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from atoll.cluster.settings import GRACE_SECONDS
-from tests.conftest import script_environment
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.forked_process import EXECUTED, FORKING, with_forked_children
+from tests.scripts import script_environment
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import script_environment
 from tests.end_to_end.standing_cluster import StandingCluster
+from tests.scripts import script_environment
 
 
 class ConsecutiveClusters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 # `tests/ifrt/test_ifrt_session.py` tests how many stacks a client keeps.
 pytestmark = pytest.mark.thorough

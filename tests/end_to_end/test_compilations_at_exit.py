@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 SCRIPT = """
 import atexit

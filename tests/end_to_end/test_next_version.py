@@ -18,13 +18,13 @@ import atoll
 from atoll.operate.operator_requests import request_check
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
-from tests.conftest import script_environment
 from tests.end_to_end.arrays_on_disk import publish_numbers, read_numbers
 from tests.end_to_end.remote_python import ROOT, RemoteError, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.test_detached_runs import attach, begin, step_on
 from tests.end_to_end.test_suspending import ask, session_of, steps_at, until_step
 from tests.forked_process import EXECUTED
+from tests.scripts import script_environment
 
 SECONDS = 300.0
 STEPS = 200  # of the detached run

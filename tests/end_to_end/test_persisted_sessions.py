@@ -13,11 +13,11 @@ from atoll.cluster.settings import GRACE_SECONDS
 from atoll.operate.operator_requests import request_operation, request_stop
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
-from tests.conftest import script_environment
 from tests.end_to_end.consecutive_clusters import ConsecutiveClusters
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, until_step
+from tests.scripts import script_environment
 
 GRACE = 3.0
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-from tests.conftest import script_environment
 from tests.forked_process import with_forked_children
+from tests.scripts import script_environment
 
 SCRIPT = """
     import sys

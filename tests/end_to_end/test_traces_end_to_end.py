@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 
 def test_a_trace_has_what_ran_in_its_block_and_nothing_else(run_script: RunScript, tmp_path: Path):

@@ -1,7 +1,4 @@
-"""User code of a training that continues after failures.
-
-This is a separate module, without the imports of `tests.conftest`, because children import it.
-"""
+"""User code of a training that continues after failures."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import script_environment, start_process
+from tests.scripts import script_environment, start_process
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "checkpoints.py"
 DEADLINE = 300.0

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from examples import elastic
-from tests.conftest import script_environment
 from tests.forked_process import Popen, children
+from tests.scripts import script_environment
 
 SCRIPT = Path(elastic.__file__)
 STEPS, ISLANDS = 120, 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import script_environment
 from tests.forked_process import run
+from tests.scripts import script_environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 600.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "figure2.py"
 

@@ -22,8 +22,8 @@ import atoll
 from atoll.errors import Code, StatusError
 from examples import grpo
 from examples.grpo import first_state, generate, learn
-from tests.conftest import script_environment, start_process
 from tests.lines import next_line
+from tests.scripts import script_environment, start_process
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "grpo.py"
 DEADLINE = 600.0

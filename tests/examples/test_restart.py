@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from jax.profiler import ProfileData
 
-from tests.conftest import script_environment
 from tests.forked_process import Popen
+from tests.scripts import script_environment
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "restart.py"
 STEPS, EVERY, KILLED_AFTER = 21, 5, 13

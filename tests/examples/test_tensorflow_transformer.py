@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import script_environment
+from tests.scripts import script_environment
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "tunix_weight_sync.py"
 _HAS_TUNIX = importlib.util.find_spec("tunix") is not None

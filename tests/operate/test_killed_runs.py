@@ -9,9 +9,9 @@ import uuid
 from pathlib import Path
 
 from tests.cluster_process import eventually
-from tests.conftest import start_process
 from tests.lines import next_line
 from tests.process_environments import processes_with
+from tests.scripts import start_process
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STARTS_A_CLUSTER = """

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.conftest import RunScript
+from tests.scripts import RunScript
 
 pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")
 
