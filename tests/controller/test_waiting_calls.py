@@ -81,6 +81,25 @@ def test_a_host_on_which_a_call_failed_starts_later_ones_when_it_has_ended_on_al
     assert ended(calls.done(calls.of_host[1], host=1)) == [m.CollectiveEnded(calls.of_host[0])]
 
 
+def busy_island(launches: int) -> tuple[Calls, list[int]]:
+    """Launch a function on the second of two islands. Return the sequence numbers of the runs that it takes."""
+    calls = Calls("2x1x1")
+    calls.with_function(2, (1,))
+    calls.send(m.RegisterProgram(5, single("busy", (), Call(2, (), (on(1),), (1,)))))
+    sent = [each for handle in range(100, 100 + launches) for each in calls.send(m.Launch(5, (), (handle,), ()))]
+    return calls, [run.sequence for run in runs(sent)]
+
+
+def test_a_call_begins_on_all_of_its_islands_or_on_none() -> None:
+    """Before, an island that never began a call which failed computed later ones with an island that waits in it."""
+    _, taken = busy_island(20)
+    assert len(taken) < 20
+    calls, taken = busy_island(len(taken))
+    calls.send(m.RegisterProgram(6, single("f", (), Call(1, (), (on(0, 1),), (0, 1), stream=0))))
+    assert runs(calls.send(m.Launch(6, (), (11,), ()))) == [], "island 1 takes no more"
+    assert len(runs(calls.done(*taken, host=1))) == 2
+
+
 def test_a_persistence_request_that_fails_on_a_host_holds_back_no_other() -> None:
     calls = Calls()
     calls.call(STORAGE_STREAM)

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir import plan as p
+from atoll.ir.program import STORAGE_STREAM
 from atoll.protocol import messages as m
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
@@ -22,6 +23,7 @@ class FakePython:
     def __init__(self, rig: Rig) -> None:
         self.calls: list[tuple[list[Any], Callable[[Any], None]]] = []
         self.units: list[int] = []
+        self.left_out: list[tuple[int, int]] = []
         self.resumed: list[int] = []
         rig.executor.plan_executor._steps._python = self
 
@@ -33,15 +35,18 @@ class FakePython:
         self.calls.append((list(inputs), on_outcome))
         self.units.append(sequence)
 
+    def leave_out(self, function: str, stream: int, sequence: int) -> None:
+        self.left_out.append((stream, sequence))
+
     def resume(self, sequence: int) -> None:
         self.resumed.append(sequence)
 
 
-def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1) -> tuple[int, ...]:
+def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1, stream: int = 0) -> tuple[int, ...]:
     """Start a call that returns one array on device 0. Return the results' handles."""
     count = len(arguments)
     given = tuple((i, count + i, local(0)) for i in range(results))
-    return rig.start([p.Python(function, 0, tuple((i, i) for i in range(count)), given, -1)], arguments, results)
+    return rig.start([p.Python(function, stream, tuple((i, i) for i in range(count)), given, -1)], arguments, results)
 
 
 def settled(rig: Rig) -> None:
@@ -182,6 +187,39 @@ def it_fails_a_call_of_a_function_that_is_not_here(rig: Rig) -> None:
     FakePython(rig)
     call_python(rig, rig.ones(), function="unknown")
     assert isinstance(rig.reports.get(timeout=SECONDS), m.Failed)
+
+
+@BEHAVIOURS.add
+def it_holds_back_the_calls_behind_one_that_fails_before_it_is_made(rig: Rig) -> None:
+    python = FakePython(rig)
+    deleted = rig.ones()
+    rig.executor.submit(m.Free(rig.session, (deleted,), True))
+    failed = []
+    for function, argument in (("unknown", rig.ones()), ("f", deleted)):
+        call_python(rig, argument, function=function)
+        failed.append(rig.reports.get(timeout=SECONDS))
+    assert all(isinstance(each, m.Failed) for each in failed)
+    assert python.left_out == [(0, each.sequence) for each in failed]
+    call_python(rig, deleted, function="f", stream=STORAGE_STREAM)
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.Failed)
+    assert len(python.left_out) == 2, "persistence requests need no other host"
+
+
+@BEHAVIOURS.add
+def it_reports_a_call_as_failed_that_an_earlier_unit_of_its_run_prevents(rig: Rig) -> None:
+    """Other hosts may wait in it for this one."""
+    python = FakePython(rig)
+    name, x = rig.function(add, spec(), spec()), rig.ones(shape=(2,))
+    segments = (
+        p.Segment(0, (p.Execute(name, (0, 0), 1, (), (), False),), (1,)),
+        p.Segment(1, (p.Python("f", 3, (), ((0, 2, local(0)),), -1),), (2,)),
+    )
+    plan, first, second = rig.fresh(), rig.fresh(), rig.fresh()
+    rig.executor.submit(m.RegisterPlan(plan, p.Plan("step", (0,), segments, (1, 2))))
+    rig.executor.submit(m.Run(first, rig.session, plan, (x,), (rig.fresh(), rig.fresh()), (), segments=1))
+    rig.executor.submit(m.Dispatch(rig.session, first, ((second, 1),)))
+    assert [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)] == [first, second]
+    assert python.left_out == [(3, second)]
 
 
 @BEHAVIOURS.add

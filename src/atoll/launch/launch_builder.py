@@ -129,7 +129,8 @@ class LaunchBuilder:
         tenant, since = session.tenant, launch.seconds
         node: QueuedNode[GangRun] = QueuedNode(first, session.number, tenant=tenant, age=age, since=since)
         if len(unit) > 1:
-            node.starts_together = unit[0].collective and not unit[0].is_apart
+            spec = unit[0]
+            node.starts_together = (spec.collective and not spec.is_apart) or spec.runs_together
         launch.nodes.append(node)
         handles, entries, suspects = launch.handles, session.directory.entries, self._quarantine.suspects
         gangs = []

@@ -358,13 +358,14 @@ class PlanExecutor:
         unit.plan_run.failure = status
         unit.plan_run.values = None
         self._leave(unit)
+        self._steps.leave_out_calls(unit)
         self.reporter.start_reads(unit)  # which releases the memory that they hold
         self._report_failed(unit, status)
 
     def _skip(self, unit: DispatchUnit, failure: Status) -> None:
-        """Skip a unit whose run has failed. Report a collective as failed, because other hosts wait for this one."""
+        """Skip a unit whose run has failed. Report it as failed if other hosts may wait in it for this one."""
         self._leave(unit)
-        if unit.collective_index:
+        if self._steps.leave_out_calls(unit) or unit.collective_index:
             self._report_failed(unit, failure)
         else:
             self.reporter.report_dropped(unit.sequence)

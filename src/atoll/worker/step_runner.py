@@ -23,6 +23,7 @@ from atoll.host_services import host_data
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.python_sessions import Input
 from atoll.ir import plan as p
+from atoll.ir.program import STORAGE_STREAM
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.quantities import counted
@@ -304,6 +305,21 @@ class StepRunner:
         unit.futures += 1
         if step.completion >= 0:
             values[step.completion] = Buffer(NO_ARRAY, -1, None)
+
+    def leave_out_calls(self, unit: DispatchUnit) -> bool:
+        """Hold back the calls of Python behind those that a failed unit does not make. Return whether it has some.
+
+        Other hosts may wait in these calls for this host.
+        """
+        left_out = False
+        first = unit.position
+        for segment in unit.plan_run.plan.segments[unit.segment : unit.stop]:
+            for step in segment.steps[first:]:
+                if type(step) is p.Python and step.stream != STORAGE_STREAM:
+                    self._python.leave_out(step.function, step.stream, unit.sequence)
+                    left_out = True
+            first = 0
+        return left_out
 
     def call_ended(self, sequence: int) -> None:
         """Start the calls of Python that wait behind one of this unit, which has failed here and ended on all hosts."""

@@ -112,6 +112,20 @@ class Functions:
         pass
 
 
+def test_calls_of_a_stream_wait_behind_one_that_failed_before_it_reached_the_process() -> None:
+    link: Any = Link()
+    runner = Runner(link, Functions())
+    runner._handle(m.Load("f", m.PythonFunction("f", b"")))
+    assert isinstance(link.sent.get(timeout=10), m.Loaded)
+    for message in (m.Hold(1, 0), m.Call(2, "f", 0, (), (), holds=True), m.Call(3, "f", 1, (), (), holds=True)):
+        runner._handle(message)
+    assert link.sent.get(timeout=10).number == 3, "another stream"
+    assert link.sent.empty()
+    runner._handle(m.Resume(1))
+    assert link.sent.get(timeout=10).number == 2
+    assert runner._held == {}
+
+
 @pytest.mark.parametrize("holds", [False, True])
 def test_calls_of_a_stream_wait_behind_one_that_failed_until_it_has_ended_on_all_hosts(holds: bool) -> None:
     """The other hosts, which may still wait in the failed call, would compute with these calls."""

@@ -319,6 +319,20 @@ def test_calls_behind_a_failed_one_are_resumed_when_it_has_ended_on_all_hosts(tm
     sessions.close(1)
 
 
+def test_calls_behind_one_that_fails_before_it_reaches_the_process_are_held_back(sessions):
+    alone, together = (ready(start(sessions, world), world) for world in (0, 5))
+    before = len(together.messages)
+    for function, stream, sequence in (("in 0", 1, 7), ("in 5", 1, 8), ("in 5", 2, 8), ("in 5", STORAGE_STREAM, 9)):
+        sessions.leave_out(function, stream, sequence)
+    sessions.leave_out("unknown", 1, 8)
+    held = together.messages[before:]
+    assert [(type(each), each.stream) for each in held] == [(m.Hold, 1), (m.Hold, 2)], "the others need no other host"
+    assert not any(isinstance(each, m.Hold) for each in alone.messages)
+    for sequence in (7, 8, 9, 8):
+        sessions.resume(sequence)
+    assert together.messages[before + 2 :] == [m.Resume(each.number) for each in held]
+
+
 def test_only_the_process_of_the_function_that_waits_ends(sessions):
     alone, together = (ready(start(sessions, world), world) for world in (0, 5))
     sessions.end_process("in 5", "was ended")

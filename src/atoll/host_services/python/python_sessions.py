@@ -118,9 +118,14 @@ class _Program(msgspec.Struct):
     functions: dict[str, m.Load] = msgspec.field(default_factory=dict)  # to be loaded again in the next process
     loading: dict[str, Callable[[Status], None]] = msgspec.field(default_factory=dict)
     calls: dict[int, _Call] = msgspec.field(default_factory=dict)
-    held: dict[int, int] = msgspec.field(default_factory=dict)  # failed calls that hold others back, by sequence
+    held: dict[int, list[int]] = msgspec.field(default_factory=dict)  # failed calls that hold others, by sequence
     opening: list[Callable[[Status], None]] = msgspec.field(default_factory=list)
     is_open: bool = True
+
+    def holds(self, stream: int) -> bool:
+        """Return whether a call of this stream that fails holds back later ones, because it has a part elsewhere."""
+        has_others = self.options is not None and len(self.options.devices) > 1
+        return has_others and stream != STORAGE_STREAM
 
     def take_waiting(self) -> list[Callable[[Status], None]]:
         """Return what waits for the process or for functions, and forget these functions."""
@@ -263,8 +268,7 @@ class PythonSessions:
             asks = isinstance(record.functions[function].source, m.WriteArrays)
             positions = tuple(position for position, _ in results)
             process = self._running(record)
-            has_others = record.options is not None and len(record.options.devices) > 1
-            holds = has_others and stream != STORAGE_STREAM
+            holds = record.holds(stream)
             call = m.Call(number, function, stream, tuple(arguments), positions, asks, holds)
             pairs = list(zip(inputs, arguments, strict=True))
             unasked = {}
@@ -284,14 +288,23 @@ class PythonSessions:
                 partial(self._send, number, later) if later else None,
             )
 
+    def leave_out(self, function: str, stream: int, sequence: int) -> None:
+        """Hold back the later calls of a stream as `call` does, for a call of this unit that failed before `call`."""
+        with self._lock:
+            record = self._program_of.get(function)
+            if record is not None and record.holds(stream):
+                number = next(self._numbers)
+                record.held.setdefault(sequence, []).append(number)
+                self._running(record).send(m.Hold(number, stream))
+
     def resume(self, sequence: int) -> None:
         """Start the calls that wait behind those of this unit, which have failed here and ended on all hosts."""
         with self._lock:
             for session in self._sessions.values():
                 for record in session.programs.values():
-                    number = record.held.pop(sequence, None)
-                    if number is not None and record.process is not None:
-                        record.process.send(m.Resume(number))
+                    for number in record.held.pop(sequence, ()):
+                        if record.process is not None:
+                            record.process.send(m.Resume(number))
 
     def _send(self, number: int, inputs: Sequence[tuple[Input, m.Argument]], link: PythonLink) -> None:
         for each, argument in inputs:
@@ -474,7 +487,7 @@ class PythonSessions:
                 with self._lock:
                     mine = record.calls.pop(number, None)
                     if not status.ok and call.sequence:
-                        record.held[call.sequence] = number
+                        record.held.setdefault(call.sequence, []).append(number)
                 if mine is not None:
                     call.on_outcome(outcome)
 

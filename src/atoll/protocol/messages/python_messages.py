@@ -172,12 +172,19 @@ class Drop(Message, frozen=True, tag=13):
 
 
 class Resume(Message, frozen=True, tag=14):
-    """Start the calls that wait behind this one, which has failed here and has ended on all hosts."""
+    """Start the calls that wait behind this one (`Call`, `Hold`), which has failed here and has ended on all hosts."""
 
     number: int
 
 
-ToPython = Load | Call | InputFailed | Drop | Resume
+class Hold(Message, frozen=True, tag=15):
+    """Have later calls of the stream wait for `Resume`, in place of a call that has failed before it was sent."""
+
+    number: int
+    stream: int
+
+
+ToPython = Load | Call | InputFailed | Drop | Resume | Hold
 
 # ---- process -> worker
 

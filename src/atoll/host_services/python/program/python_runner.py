@@ -184,10 +184,10 @@ class Runner:
                 self._loaded[message.function] = loading
                 self._loads.submit(lambda: self._load(message, loading))
             case m.Call(function=name, stream=number):
-                stream = self._streams.get(number)
-                if stream is None:
-                    stream = self._streams[number] = Stream(self._stream_is_idle)
-                stream.submit(self._bound(message, self._loaded.get(name) or _missing_function(name)))
+                self._submit(number, self._bound(message, self._loaded.get(name) or _missing_function(name)))
+            case m.Hold(number=number, stream=stream):
+                resumed = self._held[number] = threading.Event()
+                self._submit(stream, partial(_wait, resumed))
             case m.InputFailed(number=number, status=status):
                 self._contents.fail(number, status)
             case m.Resume(number=number):
@@ -196,6 +196,13 @@ class Runner:
                     held.set()
             case m.Drop(function=name):
                 self._drop(self._loaded.pop(name, None))
+
+    def _submit(self, number: int, run: Callable[[], None]) -> None:
+        """Run this on a stream, after what was submitted to it before."""
+        stream = self._streams.get(number)
+        if stream is None:
+            stream = self._streams[number] = Stream(self._stream_is_idle)
+        stream.submit(run)
 
     def _stream_is_idle(self) -> None:
         if not any(each.is_busy for each in list(self._streams.values())):
@@ -254,6 +261,10 @@ class Runner:
 
 def _clear(held: list[Any]) -> None:
     held.clear()
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait()
 
 
 def _missing_function(name: str) -> Future[Any]:
