@@ -436,6 +436,13 @@ def test_options_that_name_no_argument_are_refused() -> None:
         with pytest.raises(ValueError, match=r"step has no argument 'm'; it takes \['x', 'n'\]"):
             atoll.program(step, **{option: "m"})
     atoll.program(lambda **kwargs: 1, static_argnames="m")
+    for option in ("static_argnums", "donate_argnums"):
+        for number in (2, -3):
+            with pytest.raises(ValueError, match=f"{option}={number}: step takes 2 positional arguments"):
+                atoll.program(step, **{option: number})
+            with pytest.raises(ValueError, match=option):  # as JAX does
+                jax.jit(step, **{option: number})
+        atoll.program(lambda *args: 1, **{option: 7})
 
 
 def step(x: Any, n: int) -> Any:

@@ -28,6 +28,7 @@ from atoll.programs.program_tracing import OrderedEffects, record
 from atoll.programs.stages import Lowered
 from atoll.programs.transformations import FlatProgram, NeedsPlaces, bind
 from atoll.programs.values import Value
+from atoll.quantities import counted
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -112,6 +113,8 @@ class Program:
         self._static_numbers, self._static_names = _both(static_argnums, static_argnames, names)
         self._donated_numbers, self._donated_names = _both(donate_argnums, donate_argnames, names)
         _check_names(fun, (*self._static_names, *self._donated_names))
+        _check_numbers(fun, "static_argnums", self._static_numbers)
+        _check_numbers(fun, "donate_argnums", self._donated_numbers)
         self._has_statics = bool(self._static_numbers or self._static_names)
         self._retraces_after_loss = retrace_after_loss
         self._cache: dict[Hashable, _Traced] = {}
@@ -370,6 +373,21 @@ def _check_names(fun: Callable[..., Any], names: Iterable[str]) -> None:
     for name in names:
         if name not in parameters:
             raise ValueError(f"{getattr(fun, '__name__', fun)} has no argument {name!r}; it takes {list(parameters)}")
+
+
+def _check_numbers(fun: Callable[..., Any], option: str, numbers: Sequence[int]) -> None:
+    """Raise ValueError for a number that no argument of the function can have, like `jax.jit`."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return
+    count = len(_parameters(fun))
+    for number in numbers:
+        if not -count <= number < count:
+            name = getattr(fun, "__name__", fun)
+            raise ValueError(f"{option}={number}: {name} takes {counted(count, 'positional argument')}")
 
 
 def _both(
