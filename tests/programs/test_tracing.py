@@ -438,7 +438,7 @@ def test_options_that_name_no_argument_are_refused() -> None:
     atoll.program(lambda **kwargs: 1, static_argnames="m")
     for option in ("static_argnums", "donate_argnums"):
         for number in (2, -3):
-            with pytest.raises(ValueError, match=f"{option}={number}: step takes 2 positional arguments"):
+            with pytest.raises(ValueError, match=f"{option}={number}: step takes only \\['x', 'n'\\]"):
                 atoll.program(step, **{option: number})
             with pytest.raises(ValueError, match=option):  # as JAX does
                 jax.jit(step, **{option: number})

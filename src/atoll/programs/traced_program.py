@@ -28,7 +28,6 @@ from atoll.programs.program_tracing import OrderedEffects, record
 from atoll.programs.stages import Lowered
 from atoll.programs.transformations import FlatProgram, NeedsPlaces, bind
 from atoll.programs.values import Value
-from atoll.quantities import counted
 
 internals.leave_out_of_tracebacks(__file__)
 
@@ -383,11 +382,10 @@ def _check_numbers(fun: Callable[..., Any], option: str, numbers: Sequence[int])
         return
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return
-    count = len(_parameters(fun))
+    names = _parameters(fun)
     for number in numbers:
-        if not -count <= number < count:
-            name = getattr(fun, "__name__", fun)
-            raise ValueError(f"{option}={number}: {name} takes {counted(count, 'positional argument')}")
+        if not -len(names) <= number < len(names):
+            raise ValueError(f"{option}={number}: {getattr(fun, '__name__', fun)} takes only {names}")
 
 
 def _both(
