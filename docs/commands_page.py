@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from atoll.cluster.settings import SETTINGS
+from atoll.operate.command.command_help import sections_of, summary
 from atoll.operate.command.command_line import app
 
 PAGE = Path(__file__).resolve().parent / "reference" / "commands.md"
@@ -36,7 +36,8 @@ Commands for a running cluster take `--address`, `--join` or `--name`. Without t
 `ATOLL_JOIN`, the embedded cluster of the script that runs them, the cluster named `default`, or the only running
 cluster. The embedded cluster of process 123 has the name `embedded-123`. `atoll down` ends an embedded cluster only by
 name or address.
-
+"""
+_TABLE = """\
 | command | what it does |
 |---|---|
 """
@@ -77,31 +78,15 @@ def _shared_options(command: Any) -> list[str]:
     return found if "--islands" in found else []
 
 
-def _value(option: Any) -> str:
-    """Return the form of an option's value: its metavar, or its choices."""
-    choices = type(option.default) if isinstance(option.default, Enum) else ()
-    return option.metavar or "|".join(str(each.value) for each in choices) or "VALUE"
-
-
-def _default(option: Any) -> str:
-    """Return a sentence about an option's default, or "" if it has none or the help describes it."""
-    default = getattr(option.default, "value", option.default)
-    if not default or default is True or "Defaults to" in (option.help or ""):
-        return ""
-    return f" Default: `{default:g}`." if isinstance(default, float) else f" Default: `{default}`."
-
-
 def _options(command: Any) -> list[tuple[str, str]]:
     """Return the names and help of the options of a command, except `_shared_options`."""
-    rows, shared = [], _shared_options(command)
-    for each in command.params:
-        names = [*each.opts, *each.secondary_opts]
-        if each.param_type_name == "argument":
-            rows.append((f"`{each.metavar or each.name.upper()}`", each.help or ""))
-        elif names[0] != "--help" and not each.hidden and names[0] not in shared:
-            value = "" if each.is_flag else f" {_value(each)}".replace("|", "\\|")
-            rows.append((", ".join(f"`{name}{value}`" for name in names), (each.help or "") + _default(each)))
-    return rows
+    shared = _shared_options(command)
+    rows = [row for section in sections_of(command.params).values() for row in section]
+    return [
+        (", ".join(f"`{each}`" for each in names.replace("|", "\\|").split(", ")), text)
+        for names, text in rows
+        if names.split()[0] not in shared
+    ]
 
 
 def _section(name: str, command: Any) -> str:
@@ -121,11 +106,13 @@ def _section(name: str, command: Any) -> str:
 def page() -> str:
     """Return the page."""
     found = commands()
-    rows = "".join(
-        f"| [`atoll {name}`](#atoll-{name.replace(' ', '-')}) | {_cell((command.help or '').split(chr(10) * 2)[0])} |\n"
-        for name, command in found.items()
-    )
-    return _HEAD + rows + "".join(_section(name, command) for name, command in found.items())
+    tables: dict[str, str] = {}
+    for name, command in found.items():
+        title = (found[name.split()[0]]).rich_help_panel
+        link = f"[`atoll {name}`](#atoll-{name.replace(' ', '-')})"
+        tables[title] = tables.get(title, _TABLE) + f"| {link} | {_cell(summary(command))} |\n"
+    text = "".join(f"\n{title}:\n\n{rows}" for title, rows in tables.items())
+    return _HEAD + text + "".join(_section(name, command) for name, command in found.items())
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def test_the_page_of_commands_has_choices_and_defaults() -> None:
     assert (
         "| `--to memory\\|disk` | Destination of the arrays: the hosts' memory or disks. Default: `memory`. |" in page
     )
-    assert re.search(r"^\| `--grace VALUE` \| .* Default: `25`. \|$", page, re.MULTILINE)
+    assert re.search(r"^\| `--grace SECONDS` \| .* Default: `25`. \|$", page, re.MULTILINE)
 
 
 def test_commands_in_the_text_of_the_page_of_commands_can_be_copied() -> None:

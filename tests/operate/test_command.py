@@ -668,7 +668,7 @@ def test_a_command_reports_a_misspelled_variable(user: User) -> None:
 
 def test_help_lists_the_commands(user: User) -> None:
     text = user.atoll("--help").check().stdout
-    assert all(command in text for command in ("run", "up", "status", "down", "proxy", "ATOLL_TOKEN"))
+    assert all(command in text for command in ("run", "up", "status", "down", "proxy", "ATOLL_ADDRESS"))
 
 
 @pytest.mark.parametrize("arguments", [("up", "--bogus"), ("bogus",), ("proxy", "--port", "70000")])

@@ -97,7 +97,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         str,
         Setting(
             "ATOLL_ISLANDS",
-            checked(Topology.parse, "IxHxD"),
+            checked(Topology.parse, "SHAPE"),
             "ISLANDSxHOSTSxDEVICES: 2x1x4 has two islands of one host with four devices. JAX sees them as 2 slices "
             "(`slice_index`) of 4 devices. 1x2x4+1x1x8 has two islands of different shapes.",
             more="Only embedded clusters read the variable. `atoll up` takes its islands from `--islands` or a cluster "
@@ -112,6 +112,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "Platform of the workers: cpu, cuda, rocm or tpu, as JAX names it, or null for devices that compute "
             "nothing.",
             "platform",
+            metavar="PLATFORM",
         ),
     ] = DEFAULT_PLATFORM
     device_memory: Annotated[
@@ -194,6 +195,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "Engine that starts the hosts: local (processes of this machine), hosts (machines that run `atoll host`) "
             "or ray (a Ray cluster).",
             "engine",
+            metavar="ENGINE",
             more="See [clusters](operate/clusters.md).",
         ),
     ] = DEFAULT_ENGINE

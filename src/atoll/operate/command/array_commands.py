@@ -10,9 +10,10 @@ import msgspec
 import typer
 
 from atoll.decodable import decodable
+from atoll.operate.command.command_help import HelpCommand, HelpGroup
 from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 
-app = typer.Typer(name="arrays", invoke_without_command=True, rich_markup_mode="markdown")
+app = typer.Typer(name="arrays", cls=HelpGroup, invoke_without_command=True, rich_markup_mode=None)
 _WIDTH = 140  # without a terminal
 
 
@@ -24,10 +25,10 @@ def arrays(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """List the published arrays of a cluster by name and version, with their sizes, places and readers.
+    """List the published arrays of a cluster, or remove some.
 
-    The column "sent" has the bytes that the version has sent to readers on other islands, and "passed on" those that
-    readers have sent to later ones.
+    The list has names and versions, with their sizes, places and readers. The column "sent" has the bytes that the
+    version has sent to readers on other islands, and "passed on" those that readers have sent to later ones.
 
     Operators see all names, users those that their scripts may read. The list has the 500 newest versions. Addresses
     the same cluster as `atoll status`.
@@ -49,7 +50,7 @@ def arrays(
         )
 
 
-@app.command("rm")
+@app.command("rm", cls=HelpCommand)
 @with_option_groups
 def remove(
     published: Annotated[str, typer.Argument(help="Name of the arrays, or TENANT/NAME.", metavar="NAME")],
@@ -59,9 +60,10 @@ def remove(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Remove published arrays. Scripts that are reading a version can complete their reads.
+    """Remove published arrays.
 
-    Users can remove arrays of their own tenant, operators all.
+    Scripts that are reading a version can complete their reads. Users can remove arrays of their own tenant, operators
+    all.
     """
     from atoll.operate.cluster_queries import operate
     from atoll.protocol.messages import RemoveArraysRequest

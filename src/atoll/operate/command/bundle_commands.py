@@ -29,12 +29,12 @@ def bundle(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Write what is known of a cluster to one file, for a bug report, and print its name.
+    """Write a file for a bug report, and print its name.
 
-    The file has the report, the controller's event log, the explanation of what each session waits for, the log, the
-    versions and the settings. Tokens, secrets and join tokens are replaced. It contains names of programs, tenants and
-    machines. If no cluster is up, the file has the log of the last one, and its journal if it was killed. Addresses the
-    same cluster as `atoll status`.
+    The file has what is known of a cluster: the report, the controller's event log, the explanation of what each
+    session waits for, the log, the versions and the settings. Tokens, secrets and join tokens are replaced. It contains
+    names of programs, tenants and machines. If no cluster is up, the file has the log of the last one, and its journal
+    if it was killed. Addresses the same cluster as `atoll status`.
     """
     from atoll.cluster.cluster_runs import ClusterRun, runs_of
     from atoll.controller_process.journal_dump import dump_of_journal
@@ -86,7 +86,7 @@ def replay(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole log.")] = False,
 ) -> None:
-    """Repeat the decisions of a controller from its events, without a cluster.
+    """Repeat the decisions of a controller from its events.
 
     Prints the number of events, the messages that the controller sent, and the end of its log with the seconds since
     the first event. A bug of the controller raises the same exception here.

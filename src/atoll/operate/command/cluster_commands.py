@@ -46,6 +46,7 @@ JoinFile = Annotated[
         "--join-file",
         help="Write the join token of clients to this file, which only you can read; clients use it with ATOLL_JOIN or "
         "--join. With --tenants, {tenant} in the name makes one file per tenant.",
+        metavar="FILE",
     ),
 ]
 HostJoinFile = Annotated[
@@ -53,6 +54,7 @@ HostJoinFile = Annotated[
     typer.Option(
         "--host-join-file",
         help="Write the join token of hosts to this file. Anyone who has it can be a host of this cluster.",
+        metavar="FILE",
     ),
 ]
 
@@ -98,7 +100,7 @@ def up(
         ),
     ] = False,
     cluster: ClusterOptions,
-    name: Annotated[str, typer.Option(help="Name of the cluster, for other commands.")] = DEFAULT_NAME,
+    name: Annotated[str, typer.Option(help="Name of the cluster, for other commands.", metavar="NAME")] = DEFAULT_NAME,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -419,7 +421,7 @@ def status(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Show a cluster: its islands, hosts, devices and open sessions, and the memory in use.
+    """Show the islands, hosts, devices and sessions of a cluster.
 
     The command addresses the first of these clusters: that of --address or --join, of --name, of ATOLL_ADDRESS or
     ATOLL_JOIN, the embedded one of the script that runs the command, the one named "default", or the only running one.
@@ -479,12 +481,13 @@ def down(
         ),
     ] = False,
 ) -> None:
-    """End a cluster, and return when none of its processes, sockets and directories is left.
+    """End a cluster.
 
-    Open sessions end with an error. If the cluster has a journal, sessions that are suspended on disk do not: their
-    scripts wait, and `atoll resume` resumes them in the next cluster with that journal. A process of yours on this
-    machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
-    embedded one only by its name or address. The cluster of a standby continues.
+    Returns when none of its processes, sockets and directories is left. Open sessions end with an error. If the cluster
+    has a journal, sessions that are suspended on disk do not: their scripts wait, and `atoll resume` resumes them in
+    the next cluster with that journal. A process of yours on this machine that does not exit within 10 seconds is
+    killed. Addresses the same cluster as `atoll status`, but an embedded one only by its name or address. The cluster
+    of a standby continues.
     """
     from atoll.operate.standby_text import standby_title
     from atoll.operate.standing import stop, stop_on_ray

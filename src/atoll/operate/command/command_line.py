@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -16,11 +16,9 @@ from typer.main import get_command_name
 from typer.models import CommandInfo, TyperInfo
 
 from atoll._version import __version__
-from atoll.cluster.environment_variables import PROCESSES, SCRIPTS
 from atoll.cluster.former_names import present_option
 from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.processes.process_runtime import freeze_gc, open_standard_streams
-from atoll.cluster.settings import SETTINGS
 from atoll.errors import AddressError, AtollError, IncompatibleJournalError, ListenError, SettingsError, SupersededError
 from atoll.operate.command import (
     array_commands,
@@ -35,6 +33,7 @@ from atoll.operate.command import (
     tenant_commands,
     watch_commands,
 )
+from atoll.operate.command.command_help import HelpCommand, MainGroup
 from atoll.operate.command.standard_output import OUTPUT_CLOSED, OutputError, checked_output
 from atoll.operate.command.terminal import fail, repeat_dropped_interrupts
 
@@ -45,9 +44,10 @@ REFUSED = 78
 
 app = typer.Typer(
     name="atoll",
+    cls=MainGroup,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": present_option},
 )
@@ -61,27 +61,17 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _help() -> str:
-    """Return the text of `atoll --help` above the commands."""
-    return "\n\n".join(
-        (
-            "Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.",
-            "Without any of these commands, `JAX_PLATFORMS=atoll python train.py` starts an embedded cluster that ends "
-            "with the script.",
-            "For a standing cluster: start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll "
-            "ATOLL_ADDRESS=... python train.py`, show its state with `atoll status`, and end it with `atoll down`.",
-        )
-    )
+_HELP = """\
+Run JAX programs unmodified on the devices of a cluster.
+
+Without a cluster, `JAX_PLATFORMS=atoll python train.py` starts one that ends with the script.
+
+To share a cluster, start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll ATOLL_ADDRESS=default
+python train.py`, and end it with `atoll down`.
+"""
 
 
-def _environment() -> str:
-    """Return the text of `atoll --help` below the commands."""
-    variables = [f"- `{each.variable}`: {each.help}" for each in SCRIPTS.settings]
-    others = ", ".join(f"`{each.variable}`" for each in (*SETTINGS.values(), *PROCESSES.settings))
-    return "\n\n".join(("**Environment.**", *variables, f'- The page "Settings" also describes {others}.'))
-
-
-@app.callback(help=_help(), epilog=_environment())
+@app.callback(help=_HELP)
 def atoll(
     version: Annotated[
         bool,
@@ -93,38 +83,58 @@ def atoll(
     """Handle the options that precede a command."""
 
 
-app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
-app.command()(run_commands.attach)
-app.command()(run_commands.ps)
-app.command()(cluster_commands.up)
-app.command()(host_command.host)
-app.command()(manifests.kubernetes)
-app.command()(manifests.slurm)
-app.command()(cluster_commands.status)
-app.command()(watch_commands.top)
-app.command()(watch_commands.why)
-app.command()(watch_commands.web)
-app.command()(watch_commands.metrics)
-app.command()(watch_commands.alerts)
-app.command()(watch_commands.dashboard)
-app.command()(operator_commands.remap)
-app.command()(operator_commands.suspend)
-app.command()(operator_commands.resume)
-app.command("add-island")(operator_commands.add_island)
-app.command()(operator_commands.drain)
-app.command()(operator_commands.undrain)
-app.command()(log_commands.logs)
-app.command("end-session")(operator_commands.end_session)
-app.add_typer(array_commands.app)
-app.add_typer(tenant_commands.app)
-app.command()(tenant_commands.usage)
-app.command()(operator_commands.check)
-app.command()(operator_commands.dump)
-app.command()(bundle_commands.bundle)
-app.command()(bundle_commands.replay)
-app.command()(operator_commands.trace)
-app.command()(cluster_commands.down)
-app.command(context_settings={"allow_interspersed_args": False})(scripts.proxy)
+# The order of this table is that of `atoll --help` and of docs/reference/commands.md.
+_COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start and end clusters": (cluster_commands.up, host_command.host, cluster_commands.down),
+    "Run scripts": (scripts.run, run_commands.attach, run_commands.ps, scripts.proxy),
+    "Watch a cluster": (
+        cluster_commands.status,
+        watch_commands.top,
+        watch_commands.why,
+        log_commands.logs,
+        tenant_commands.usage,
+        watch_commands.web,
+        operator_commands.trace,
+    ),
+    "Change a cluster while programs run": (
+        operator_commands.add_island,
+        operator_commands.drain,
+        operator_commands.undrain,
+        operator_commands.remap,
+        operator_commands.suspend,
+        operator_commands.resume,
+        operator_commands.end_session,
+        tenant_commands.app,
+        array_commands.app,
+    ),
+    "Deploy and monitor": (
+        manifests.kubernetes,
+        manifests.slurm,
+        watch_commands.metrics,
+        watch_commands.alerts,
+        watch_commands.dashboard,
+    ),
+    "Report bugs": (bundle_commands.bundle, operator_commands.check, operator_commands.dump, bundle_commands.replay),
+}
+_OPTIONS_BEFORE_COMMAND = {"allow_interspersed_args": False}
+
+
+def _add_commands() -> None:
+    for title, commands in _COMMANDS.items():
+        for each in commands:
+            if isinstance(each, typer.Typer):
+                app.add_typer(each, rich_help_panel=title)
+                continue
+            takes_command = each in (scripts.run, scripts.proxy)
+            app.command(
+                cls=HelpCommand,
+                rich_help_panel=title,
+                context_settings=_OPTIONS_BEFORE_COMMAND if takes_command else None,
+                no_args_is_help=each is scripts.run,
+            )(each)
+
+
+_add_commands()
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from atoll.cluster.setting_forms import Setting
 from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings, default_text
 from atoll.cluster.tenant_settings import read_tenant_tokens, read_tenants
 from atoll.errors import AtollError
+from atoll.operate.command.command_help import CHOICE_OF_CLUSTER, CLUSTER_SETTINGS
 from atoll.quantities import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -117,14 +118,23 @@ def _option_of(field: str) -> Parameter:
     text, metavar = _help(setting.help, setting, default_text(field)), setting.metavar or form.metavar
     kind: Any
     if form.is_flag:
-        kind, option = bool | None, typer.Option(name, help=text, show_default=False)
+        kind, option = bool | None, typer.Option(name, help=text, show_default=False, rich_help_panel=CLUSTER_SETTINGS)
     elif form.check_item is not None:
         text += " Repeat the option for several, or separate them by colons in the variable."
         kind = list[str] | None
-        option = typer.Option(name, help=text, metavar=metavar, parser=_item_parser(form.check_item))
+        option = typer.Option(
+            name, help=text, metavar=metavar, parser=_item_parser(form.check_item), rich_help_panel=CLUSTER_SETTINGS
+        )
     else:
         kind = str | None
-        option = typer.Option(name, help=text, metavar=metavar, parser=_parser(setting), callback=_CHECKS.get(field))
+        option = typer.Option(
+            name,
+            help=text,
+            metavar=metavar,
+            parser=_parser(setting),
+            callback=_CHECKS.get(field),
+            rich_help_panel=CLUSTER_SETTINGS,
+        )
     return Parameter(field, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
@@ -223,6 +233,8 @@ ClusterAddress = Annotated[
         "--address",
         help="Address of the cluster: unix:/path or HOST:PORT, or the name of your cluster on this machine. "
         "Defaults to ATOLL_ADDRESS.",
+        metavar="ADDRESS",
+        rich_help_panel=CHOICE_OF_CLUSTER,
     ),
 ]
 ClusterJoin = Annotated[
@@ -230,13 +242,20 @@ ClusterJoin = Annotated[
     typer.Option(
         "--join",
         metavar="FILE",
+        rich_help_panel=CHOICE_OF_CLUSTER,
         help="File with the cluster's join token, which `atoll up --join-file FILE` writes, or the token itself. Other "
         "users see a command line, so prefer a file. Your own clusters on this machine need no join token. Defaults to "
         "ATOLL_JOIN.",
     ),
 ]
 ClusterName = Annotated[
-    str, typer.Option("--name", help="Name of the cluster, as of `atoll up --name`, or embedded-PID for a script's.")
+    str,
+    typer.Option(
+        "--name",
+        help="Name of the cluster, as of `atoll up --name`, or embedded-PID for a script's.",
+        metavar="NAME",
+        rich_help_panel=CHOICE_OF_CLUSTER,
+    ),
 ]
 
 

@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 def host(
     address: Annotated[
         str,
-        typer.Option("--address", help="Address of the controller: HOST:PORT. Defaults to ATOLL_ADDRESS."),
+        typer.Option(
+            "--address", help="Address of the controller: HOST:PORT. Defaults to ATOLL_ADDRESS.", metavar="ADDRESS"
+        ),
     ] = "",
     join: Annotated[
         str,
@@ -30,13 +32,16 @@ def host(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Connect without TLS, to a cluster started with --insecure.")
     ] = False,
-    island: Annotated[int | None, typer.Option(min=0, help="Island for this machine. Defaults to any.")] = None,
+    island: Annotated[
+        int | None, typer.Option(min=0, help="Island for this machine. Defaults to any.", metavar="ISLAND")
+    ] = None,
     rank: Annotated[
         int | None,
         typer.Option(
             min=0,
             help="Number of this host in the island, or without --island in the whole cluster. Defaults to that of the "
             "launcher, from the environment, then to any.",
+            metavar="RANK",
         ),
     ] = None,
     advertise: Annotated[
@@ -66,12 +71,15 @@ def host(
     group: Annotated[
         str,
         typer.Option(
-            help="Name of a group of machines that are close to each other. Islands prefer machines of one group."
+            help="Name of a group of machines that are close to each other. Islands prefer machines of one group.",
+            metavar="NAME",
         ),
     ] = "",
     grace: Annotated[
         float,
-        typer.Option(help="Seconds after SIGTERM for the cluster to move work and arrays to other machines."),
+        typer.Option(
+            help="Seconds after SIGTERM for the cluster to move work and arrays to other machines.", metavar="SECONDS"
+        ),
     ] = 25.0,
     stay: Annotated[
         bool,
@@ -85,20 +93,20 @@ def host(
             min=1,
             help="Number of hosts that this machine provides, each with a worker and a part of the GPUs. A rank then "
             "stands for this many hosts.",
+            metavar="N",
         ),
     ] = 1,
     parent: Annotated[int, typer.Option(help="Exit when the process with this pid exits.", metavar="PID")] = 0,
 ) -> None:
-    """Provide this machine to a cluster that was started with `atoll up --engine hosts`.
+    """Provide this machine to a cluster as a host.
 
-    The command connects to the controller, retrying as needed, runs one worker while the cluster needs it, and exits
-    when the cluster ends. If it was away at that time, it exits with status 1 after 10 minutes. Start it on each
-    machine, for example:
+    For a cluster that was started with `atoll up --engine hosts`. The command connects to the controller, retrying as
+    needed, runs one worker while the cluster needs it, and exits when the cluster ends. If it was away at that time, it
+    exits with status 1 after 10 minutes.
 
-    - `ssh machine ATOLL_JOIN=FILE atoll host`, where FILE is a copy of the file that `atoll up --host-join-file` wrote
-
-    - `srun atoll host --join FILE`: each task has the rank that Slurm assigns. Ranks of Open MPI's `mpirun`, and of the
-      pods of an indexed Job or a JobSet, work likewise.
+    Start it on each machine, for example with `ssh machine ATOLL_JOIN=FILE atoll host`, where FILE is a copy of the
+    file that `atoll up --host-join-file` wrote. With `srun atoll host --join FILE`, each task has the rank that Slurm
+    assigns. Ranks of Open MPI's `mpirun`, and of the pods of an indexed Job or a JobSet, work likewise.
 
     A machine without a rank takes any free one. A surplus machine is a spare, and replaces the first machine that is
     lost.

@@ -16,7 +16,10 @@ _KINDS = ("engine", "controller", "worker")
 def logs(
     name: Annotated[
         str,
-        typer.Option(help='Name of the cluster. Defaults to "default" or the only one that is up, or to the last one.'),
+        typer.Option(
+            help='Name of the cluster. Defaults to "default" or the only one that is up, or to the last one.',
+            metavar="NAME",
+        ),
     ] = "",
     since: Annotated[
         str, typer.Option(help="Show only lines of this last time, such as 90s, 10m, 1h, 7d or 4w.", metavar="TIME")
@@ -26,14 +29,15 @@ def logs(
         typer.Option(help="Show only lines of this kind of process: engine, controller or worker.", metavar="KIND"),
     ] = "",
     run: Annotated[
-        int, typer.Option("--run", min=0, help="Show the log of an earlier run: 1 is the one before the last.")
+        int,
+        typer.Option("--run", min=0, help="Show the log of an earlier run: 1 is the one before the last.", metavar="N"),
     ] = 0,
     runs: Annotated[bool, typer.Option("--runs", help="List the runs whose logs are kept, with their ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: one object per line for each record, or for each run.")
     ] = False,
 ) -> None:
-    """Show the log of a standing cluster on this machine, even after it has ended.
+    """Show the log of a cluster, even after it has ended.
 
     The logs of the last 5 runs per name, and of the last 5 standbys, are kept in ATOLL_STATE_DIR, with 32 MiB each at
     most. The log has the messages of the processes on this machine; `atoll host` prints those of another machine there.

@@ -56,10 +56,16 @@ def _toleration(text: str) -> dict[str, str]:
 def kubernetes(
     *,
     islands: Islands = None,
-    image: Annotated[str, typer.Option(help="Image with atoll, JAX for the platform, and scripts' dependencies.")],
+    image: Annotated[
+        str, typer.Option(help="Image with atoll, JAX for the platform, and scripts' dependencies.", metavar="IMAGE")
+    ],
     cluster: ClusterOptions,
-    name: Annotated[str, typer.Option(help="Name of the cluster, and prefix of its objects' names.")] = "atoll",
-    namespace: Annotated[str, typer.Option(help="Namespace of all objects. Defaults to kubectl's.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Name of the cluster, and prefix of its objects' names.", metavar="NAME")
+    ] = "atoll",
+    namespace: Annotated[
+        str, typer.Option(help="Namespace of all objects. Defaults to kubectl's.", metavar="NAME")
+    ] = "",
     resource: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,7 +90,9 @@ def kubernetes(
             metavar="AMOUNT",
         ),
     ] = "10Gi",
-    storage_class: Annotated[str, typer.Option(help="Class of this volume. Defaults to that of Kubernetes.")] = "",
+    storage_class: Annotated[
+        str, typer.Option(help="Class of this volume. Defaults to that of Kubernetes.", metavar="NAME")
+    ] = "",
     controller_resource: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,7 +159,9 @@ def kubernetes(
         ),
     ] = None,
 ) -> None:
-    """Print the manifests of a cluster: `atoll kubernetes --islands 2x4x8 --image IMAGE | kubectl apply -f -`.
+    """Print the manifests of a cluster for Kubernetes.
+
+    For example: `atoll kubernetes --islands 2x4x8 --image IMAGE | kubectl apply -f -`.
 
     The manifests have a Deployment and a Service for the controller, and a JobSet per island; JobSet (jobset.x-k8s.io)
     must be installed. The Secrets hold the cluster's credentials, which differ in each run of this command: keep them
@@ -213,11 +223,13 @@ def kubernetes(
 
 @with_option_groups
 def slurm(
-    command: Annotated[list[str], typer.Argument(help="Command to run on the cluster, such as: python train.py")],
+    command: Annotated[
+        list[str], typer.Argument(help="Command to run on the cluster, such as: python train.py", metavar="COMMAND")
+    ],
     *,
     islands: Islands = None,
     cluster: ClusterOptions,
-    name: Annotated[str, typer.Option(help="Name of the job.")] = "atoll",
+    name: Annotated[str, typer.Option(help="Name of the job.", metavar="NAME")] = "atoll",
     sbatch: Annotated[
         list[str] | None,
         typer.Option(
@@ -232,17 +244,22 @@ def slurm(
             help="File for the join token of clients, in a directory that they share with the first node. The job "
             "writes it as `atoll up --join-file` does, and removes it at the end. With --tenants, {tenant} in the name "
             "makes one file per tenant.",
+            metavar="FILE",
         ),
     ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
             help="Directory for the controller's journal, such as one that the nodes share: a controller that exits is "
-            "restarted without loss. Each job has its own subdirectory, and removes it at its end."
+            "restarted without loss. Each job has its own subdirectory, and removes it at its end.",
+            metavar="DIRECTORY",
         ),
     ] = None,
     notice: Annotated[
-        int, typer.Option(min=1, help="Seconds before the job's time limit at which the command gets SIGTERM.")
+        int,
+        typer.Option(
+            min=1, help="Seconds before the job's time limit at which the command gets SIGTERM.", metavar="SECONDS"
+        ),
     ] = 60,
     requeue: Annotated[
         bool,
@@ -253,7 +270,9 @@ def slurm(
         ),
     ] = False,
 ) -> None:
-    """Print a batch script: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
+    """Print a batch script for Slurm.
+
+    For example: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
 
     The job has one node per host. The controller and the command run on the first node, and the cluster ends with the
     command.

@@ -40,24 +40,24 @@ class Medium(StrEnum):
 
 @with_option_groups
 def remap(
-    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.", metavar="SESSION")],
     slice_number: Annotated[int, typer.Argument(help="Number of the slice in `atoll status`.", metavar="SLICE")],
     to: Annotated[
         str,
         typer.Option(
             help="Island, and optionally its devices by their numbers in `atoll status`, in the order of the slice: 1, "
-            "1:4,5,6,7 or 1:4-7. Defaults to the devices with the fewest slices.",
+            "1:4,5,6,7 or 1:4-7. Without devices, the slice gets those with the fewest slices.",
             metavar="ISLAND[:DEVICES]",
         ),
     ],
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Move a slice to other devices of the same shape, while its program runs.
+    """Move a slice to other devices while its program runs.
 
-    Everything on the slice moves with it: arrays are copied, and functions recompiled. The program pauses meanwhile,
-    and does not observe the move otherwise. If the move fails, everything stays as it was, and the error names the
-    reason.
+    The devices must have the same shape. Everything on the slice moves with it: arrays are copied, and functions
+    recompiled. The program pauses meanwhile, and does not observe the move otherwise. If the move fails, everything
+    stays as it was, and the error names the reason.
 
     Addresses the same cluster as `atoll status`.
     """
@@ -78,23 +78,26 @@ def add_island(
         int | None, typer.Option(min=0, help="Number of the island to copy the shape of.", metavar="ISLAND")
     ] = None,
     shape: Annotated[
-        str, typer.Option(help="HOSTSxDEVICES: 2x4 has two hosts with four devices each.", metavar="HxD")
+        str, typer.Option(help="HOSTSxDEVICES: 2x4 has two hosts with four devices each.", metavar="SHAPE")
     ] = "",
     platform: Annotated[
-        str, typer.Option(help="With --shape: platform of the workers. Defaults to the first island's.")
+        str,
+        typer.Option(help="With --shape: platform of the workers. Defaults to the first island's.", metavar="PLATFORM"),
     ] = "",
-    topology: Annotated[str, typer.Option(help="With --shape: mesh of the devices, such as 2x4.")] = "",
-    kind: Annotated[str, typer.Option(help="With --shape: name of the kind of devices, for add_slice(kind=).")] = "",
+    topology: Annotated[str, typer.Option(help="With --shape: mesh of the devices, such as 2x4.", metavar="MESH")] = "",
+    kind: Annotated[
+        str, typer.Option(help="With --shape: name of the kind of devices, for add_slice(kind=).", metavar="NAME")
+    ] = "",
     wait: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Seconds to wait for the island's hosts. Defaults to the cluster's --wait.", metavar="S"
+            min=0.0, help="Seconds to wait for the island's hosts. Defaults to the cluster's --wait.", metavar="SECONDS"
         ),
     ] = 0.0,
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Start one more island, while programs run.
+    """Start one more island while programs run.
 
     New sessions include its devices, and `atoll remap` moves slices of running sessions there. Returns when the island
     is up. Islands that differ need --like or --shape.
@@ -139,14 +142,15 @@ def _shape(text: str, platform: str, topology: str, kind: str) -> IslandShape:
 
 @with_option_groups
 def drain(
-    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
+    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.", metavar="ISLAND")],
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Move everything on an island to similar islands, while programs run, and end its workers.
+    """Move all work of an island to others, and end its workers.
 
-    Slices, arrays and functions of all sessions move, without effect on their programs. If something cannot move, the
-    island stays, and the error names the obstacle.
+    Programs continue to run. The other islands must have the same shape.     Slices, arrays and functions of all
+    sessions move, without effect on their programs. If something cannot move, the island stays, and the error names the
+    obstacle.
 
     Addresses the same cluster as `atoll status`.
     """
@@ -157,14 +161,14 @@ def drain(
 
 @with_option_groups
 def undrain(
-    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
+    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.", metavar="ISLAND")],
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Start the workers of a drained island again, with the same number and devices.
+    """Start the workers of a drained island again.
 
-    Returns at once; `atoll status` shows what the island waits for. New sessions then get its devices, and slices can
-    move there (`atoll remap`).
+    The island has the same number and devices as before. Returns at once; `atoll status` shows what the island waits
+    for. New sessions then get its devices, and slices can move there (`atoll remap`).
 
     Addresses the same cluster as `atoll status`.
     """
@@ -175,16 +179,17 @@ def undrain(
 
 @with_option_groups
 def suspend(
-    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.", metavar="SESSION")],
     to: Annotated[Medium, typer.Option(help="Destination of the arrays: the hosts' memory or disks.")] = Medium.MEMORY,
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Suspend a session: its arrays leave the devices, and its script waits until `atoll resume`.
+    """Suspend a session, to free its devices for others.
 
-    The session's launches end first. Then its hosts copy its arrays to their memory, or to files in the directory of
-    `atoll up --suspend-directory`. The script's next call waits, and the script does not observe anything else. If
-    suspending fails, the session continues, and the error names the reason.
+    Its arrays leave the devices, and its script waits until `atoll resume`. The session's launches end first. Then its
+    hosts copy its arrays to their memory, or to files in the directory of `atoll up --suspend-directory`. The script's
+    next call waits, and the script does not observe anything else. If suspending fails, the session continues, and the
+    error names the reason.
 
     Tenants may suspend their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
@@ -195,7 +200,7 @@ def suspend(
 
 @with_option_groups
 def resume(
-    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.", metavar="SESSION")],
     on: Annotated[
         list[int] | None,
         typer.Option(
@@ -208,18 +213,18 @@ def resume(
     wait: Annotated[
         float,
         typer.Option(
-            min=0.0, max=800.0, help="Seconds to wait for free memory and devices; 0 fails instead.", metavar="S"
+            min=0.0, max=800.0, help="Seconds to wait for free memory and devices; 0 fails instead.", metavar="SECONDS"
         ),
     ] = 600.0,
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Resume a suspended session with all its state, on its islands or on others of the same shape.
+    """Resume a suspended session with all its state.
 
-    If memory or devices are lacking, or if the session's script has not connected again after a restart of the cluster,
-    the command waits. After two seconds, it prints what the session waits for, and so does `atoll status`. A session
-    that cannot be resumed stays suspended. Tenants may resume their own sessions, operators all. Addresses the same
-    cluster as `atoll status`.
+    The session resumes on its islands or on others of the same shape. If memory or devices are lacking, or if the
+    session's script has not connected again after a restart of the cluster, the command waits. After two seconds, it
+    prints what the session waits for, and so does `atoll status`. A session that cannot be resumed stays suspended.
+    Tenants may resume their own sessions, operators all. Addresses the same cluster as `atoll status`.
     """
     from atoll.protocol.messages import ResumeRequest
 
@@ -249,13 +254,14 @@ def wait_lines(report: Mapping[str, Any], session: int) -> list[str]:
 
 @with_option_groups
 def end_session(
-    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.")],
+    session: Annotated[int, typer.Argument(help="Number of the session in `atoll status`.", metavar="SESSION")],
     *,
     cluster: RunningCluster,
 ) -> None:
-    """End a session: its program gets an error, and its arrays and functions are deleted.
+    """End a session, whose program gets an error.
 
-    Tenants may end their own sessions, operators all. Addresses the same cluster as `atoll status`.
+    Its arrays and functions are deleted. Tenants may end their own sessions, operators all. Addresses the same cluster
+    as `atoll status`.
     """
     from atoll.protocol.messages import EndSessionRequest
 
@@ -268,10 +274,11 @@ def dump(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Write the controller's event log: one line of JSON per event, in order.
+    """Write the event log of the controller.
 
-    The controller keeps the last 50,000 events. `atoll.operate.log_replay.replay` replays its decisions from a log that
-    includes the cluster's start. Addresses the same cluster as `atoll status`.
+    The log has one line of JSON per event, in order. The controller keeps the last 50,000 events.
+    `atoll.operate.log_replay.replay` replays its decisions from a log that includes the cluster's start. Addresses the
+    same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import dump_of
 
@@ -281,10 +288,11 @@ def dump(
 
 @with_option_groups
 def check(as_json: AsJson = False, *, cluster: RunningCluster) -> None:
-    """Check the controller's records of arrays, memory and gangs against each other, its hosts and the proxies.
+    """Check the records of the controller for contradictions.
 
-    Prints one line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the
-    same cluster as `atoll status`.
+    Compares its records of arrays, memory and gangs with each other, with its hosts and with the proxies. Prints one
+    line per contradiction, which is a bug in Atoll, and exits with status 1 if there are any. Addresses the same
+    cluster as `atoll status`.
 
     The JSON is `{"name", "address", "contradictions": [...], "differences": [...], "arrays", "hosts"}`.
     """
@@ -308,16 +316,19 @@ def check(as_json: AsJson = False, *, cluster: RunningCluster) -> None:
 def trace(
     output: Output = None,
     seconds: Annotated[
-        float, typer.Option(min=0, max=600, help="Record this many seconds from now, including clients' calls.")
+        float,
+        typer.Option(
+            min=0, max=600, help="Record this many seconds from now, including clients' calls.", metavar="SECONDS"
+        ),
     ] = 0.0,
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Write a trace of the work on the cluster's hosts, which https://ui.perfetto.dev opens.
+    """Write a trace of the work on the hosts of a cluster.
 
-    The trace has the last 100,000 computations and transfers, one row per device, and their waits. With --seconds, it
-    has the work from now on, and the calls of clients. Operators get all sessions, users their own. Addresses the same
-    cluster as `atoll status`.
+    https://ui.perfetto.dev opens the file. The trace has the last 100,000 computations and transfers, one row per
+    device, and their waits. With --seconds, it has the work from now on, and the calls of clients. Operators get all
+    sessions, users their own. Addresses the same cluster as `atoll status`.
     """
     from atoll.operate.cluster_queries import trace_of
 

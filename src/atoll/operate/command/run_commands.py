@@ -17,9 +17,10 @@ _WIDTH = 140  # without a terminal
 def attach(
     name: Annotated[str, typer.Argument(help="Name of the run.", metavar="NAME")],
 ) -> None:
-    """Follow the output of a script that `atoll run --detach` started on this machine.
+    """Follow the output of a script of `atoll run --detach`.
 
-    Ends with the script, and with its exit status. Ctrl-C ends only this command, and the script continues.
+    The script was started on this machine. The command ends with the script, and with its exit status. Ctrl-C ends only
+    this command, and the script continues.
     """
     from atoll.operate.detached_scripts import follow
 
@@ -43,10 +44,11 @@ def ps(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """List the named runs of a cluster, and the scripts that `atoll run --detach` started on this machine.
+    """List named runs, and the scripts of `atoll run --detach`.
 
-    A run is attached if its script runs, and detached if the script has ended and its submitted work continues.
-    Addresses the same cluster as `atoll status`. Without a cluster, the list has only the scripts.
+    The list has the named runs of a cluster, and the scripts that were started on this machine. A run is attached if
+    its script runs, and detached if the script has ended and its submitted work continues. Addresses the same cluster
+    as `atoll status`. Without a cluster, the list has only the scripts.
     """
     from rich.console import Console
     from rich.table import Table

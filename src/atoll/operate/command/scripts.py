@@ -38,14 +38,18 @@ def run(
     cluster: ClusterOptions,
     address: Annotated[
         str,
-        typer.Option(help="Address of a running cluster to use instead, or the name of your cluster on this machine."),
+        typer.Option(
+            help="Address of a running cluster to use instead, or the name of your cluster on this machine.",
+            metavar="ADDRESS",
+        ),
     ] = "",
     join: ClusterJoin = "",
     name: Annotated[
         str,
         typer.Option(
             help="Name of the run, not of a cluster (--address). A script with the name of an earlier one continues "
-            "where that one ended."
+            "where that one ended.",
+            metavar="NAME",
         ),
     ] = "",
     detach: Annotated[
@@ -123,10 +127,11 @@ def proxy(
             min=0,
             max=65535,
             help="Port to listen on; 0 for any free port. Defaults to 29000, and with COMMAND to any free port.",
+            metavar="PORT",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. One other than loopback needs ATOLL_TOKEN.")
+        str, typer.Option(help="Address to listen on. One other than loopback needs ATOLL_TOKEN.", metavar="HOST")
     ] = "127.0.0.1",
     address: ClusterAddress = "",
     join: ClusterJoin = "",
@@ -141,7 +146,7 @@ def proxy(
     ] = False,
     cluster: ClusterOptions,
 ) -> None:
-    """Serve clients that use Google's `pathwaysutils` instead of Atoll.
+    """Serve clients that use Google's `pathwaysutils`.
 
     With --address or --join (or ATOLL_ADDRESS or ATOLL_JOIN, unless --islands is given) the clients use that cluster.
     Otherwise they share an embedded one, which ends with this command. Ctrl-C ends it.

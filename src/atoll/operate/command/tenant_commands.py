@@ -13,6 +13,7 @@ import typer
 
 from atoll.cluster.usage.usage_records import By
 from atoll.decodable import decodable
+from atoll.operate.command.command_help import HelpCommand, HelpGroup
 from atoll.operate.command.command_options import (
     RunningCluster,
     read_amount,
@@ -22,7 +23,7 @@ from atoll.operate.command.command_options import (
 )
 from atoll.operate.command.terminal import fail
 
-app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
+app = typer.Typer(name="tenants", cls=HelpGroup, invoke_without_command=True, rich_markup_mode=None)
 _NO_LIMITS = ("share", "priority", "role", "native_code", "publish", "subscribe")  # among the options
 _TENANTS_WIDTH, _USAGE_WIDTH = 120, 140  # without a terminal
 
@@ -45,11 +46,12 @@ class TenantOptions:
     """The settings of a tenant; None if not given."""
 
     share: Annotated[
-        float | None, typer.Option(help="Share of device time, relative to tenants of the same priority.")
+        float | None,
+        typer.Option(help="Share of device time, relative to tenants of the same priority.", metavar="SHARE"),
     ] = None
     priority: Annotated[
         int | None,
-        typer.Option(help="Priority. Work of a higher one goes before all waiting work of a lower one."),
+        typer.Option(help="Priority. Work of a higher one goes before all waiting work of a lower one.", metavar="N"),
     ] = None
     role: Annotated[str | None, typer.Option(help="user, or operator, who may do everything.", metavar="ROLE")] = None
     memory: Annotated[
@@ -70,14 +72,24 @@ class TenantOptions:
     compiles: Count = None
     reserve: Annotated[
         int | None,
-        typer.Option(min=0, max=50, help="Percentage of device time reserved against work of higher priorities."),
+        typer.Option(
+            min=0,
+            max=50,
+            help="Percentage of device time that is reserved against work of higher priorities, at most 50.",
+            metavar="PERCENTAGE",
+        ),
     ] = None
     launch_rate: Annotated[
-        int | None, typer.Option(min=0, help="Limit of launches per second while others have sessions; 0: no limit.")
+        int | None,
+        typer.Option(min=0, help="Limit of launches per second while others have sessions; 0: no limit.", metavar="N"),
     ] = None
     compile_seconds: Annotated[
         int | None,
-        typer.Option(min=0, help="Limit of compilation seconds per minute while others have sessions; 0: no limit."),
+        typer.Option(
+            min=0,
+            help="Limit of compilation seconds per minute while others have sessions; 0: no limit.",
+            metavar="SECONDS",
+        ),
     ] = None
     upload_rate: Annotated[
         int | None,
@@ -89,7 +101,9 @@ class TenantOptions:
     ] = None
     run_seconds: Annotated[
         int | None,
-        typer.Option(min=0, help="Seconds that one run may keep other tenants waiting; 0: no limit."),
+        typer.Option(
+            min=0, help="Seconds that one run may keep other tenants waiting; 0: no limit.", metavar="SECONDS"
+        ),
     ] = None
     native_code: Annotated[
         bool | None,
@@ -129,9 +143,10 @@ def tenants(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """List the tenants of a cluster, with their settings and usage, or change them.
+    """List the tenants of a cluster, or change them.
 
-    Operators see all tenants, users their own. Addresses the same cluster as `atoll status`.
+    The list has their settings and usage. Operators see all tenants, users their own. Addresses the same cluster as
+    `atoll status`.
     """
     from rich.console import Console
 
@@ -150,7 +165,7 @@ def tenants(
         )
 
 
-@app.command("set")
+@app.command("set", cls=HelpCommand)
 @with_option_groups
 def set_tenant(
     tenant: Tenant,
@@ -166,7 +181,10 @@ def set_tenant(
     wanted: TenantOptions,
     cluster: RunningCluster,
 ) -> None:
-    """Change a tenant while programs run. New values apply immediately to waiting work."""
+    """Change a tenant while programs run.
+
+    New values apply immediately to waiting work.
+    """
     if join_file is not None and token_file is None:
         raise typer.BadParameter("--join-file: the cluster has only the hash of the token; add --token-file FILE")
     if wanted == TenantOptions() and token_file is None:
@@ -176,7 +194,7 @@ def set_tenant(
     _change(cluster, tenant, wanted, token_file, join_file)
 
 
-@app.command("add")
+@app.command("add", cls=HelpCommand)
 @with_option_groups
 def add_tenant(
     tenant: Tenant,
@@ -188,17 +206,23 @@ def add_tenant(
     wanted: TenantOptions,
     cluster: RunningCluster,
 ) -> None:
-    """Add a tenant, until the cluster ends or the tenant is removed."""
+    """Add a tenant to a running cluster.
+
+    It exists until the cluster ends or the tenant is removed. To keep it, also write it to the file of --tenants.
+    """
     from atoll.cluster.tenant_settings import check_tenant_name
 
     check_tenant_name(tenant)
     _change(cluster, tenant, wanted, token_file, join_file, is_new=True)
 
 
-@app.command("remove")
+@app.command("remove", cls=HelpCommand)
 @with_option_groups
 def remove_tenant(tenant: Tenant, *, cluster: RunningCluster) -> None:
-    """Remove a tenant: its sessions end, and it can no longer use the cluster."""
+    """Remove a tenant, which ends its sessions.
+
+    It can no longer use the cluster.
+    """
     from atoll.operate.cluster_queries import operate
     from atoll.protocol.messages import RemoveTenant
 
@@ -267,10 +291,11 @@ def usage(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Show the usage of a cluster: device time, memory over time, bytes moved, compilation time.
+    """Show the usage of a cluster by tenant, session or program.
 
-    Operators see all usage and the idle device time, users their own usage. Records outlive a cluster, and the next
-    cluster with the same name continues them. Addresses the same cluster as `atoll status`.
+    The usage is device time, memory over time, bytes moved and compilation time. Operators see all usage and the idle
+    device time, users their own usage. Records outlive a cluster, and the next cluster with the same name continues
+    them. Addresses the same cluster as `atoll status`.
     """
     from rich.console import Console
 

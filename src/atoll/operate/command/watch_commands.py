@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.decodable import decodable
+from atoll.operate.command.command_help import TLS
 from atoll.operate.command.command_options import RunningCluster, token, with_option_groups
 from atoll.operate.command.json_output import AsJson, print_json
 from atoll.operate.command.terminal import echo, end_on_signals, fail
@@ -56,6 +57,7 @@ class TlsOptions:
             help="Certificate for TLS in PEM, with its chain, read again each hour. Defaults to one that the cluster's "
             "authority signs, if this user started the cluster on this machine, on TCP.",
             metavar="FILE",
+            rich_help_panel=TLS,
         ),
     ] = None
     key: Annotated[
@@ -64,6 +66,7 @@ class TlsOptions:
             "--tls-key",
             help="Private key of the certificate, in PEM. Defaults to the certificate's file.",
             metavar="FILE",
+            rich_help_panel=TLS,
         ),
     ] = None
     authority: Annotated[
@@ -73,11 +76,16 @@ class TlsOptions:
             help="Write the certificate of the cluster's authority to this file, if the authority signs, for browsers "
             "and scrapers to verify the page (`ca_file`, `curl --cacert`).",
             metavar="FILE",
+            rich_help_panel=TLS,
         ),
     ] = None
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Disable TLS for any HOST: the key and all content travel unencrypted."),
+        typer.Option(
+            "--insecure",
+            help="Disable TLS for any HOST: the key and all content travel unencrypted.",
+            rich_help_panel=TLS,
+        ),
     ] = False
 
 
@@ -91,9 +99,10 @@ def top(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Show a cluster as it changes: islands, tenants, sessions, waiting gangs and events.
+    """Show a cluster as it changes.
 
-    Runs until Ctrl-C. If standard output is not a terminal, prints once. Addresses the same cluster as `atoll status`.
+    Shows islands, devices, tenants, sessions, waiting gangs and events. Runs until Ctrl-C. If standard output is not a
+    terminal, prints once. Addresses the same cluster as `atoll status`.
 
     The JSON has the fields of `atoll status --json`, and `{"problem", "rates": {...}, "shares": {...}, "busy": {...}}`.
     """
@@ -123,9 +132,10 @@ def why(
     *,
     cluster: RunningCluster,
 ) -> None:
-    """Explain what a session waits for, for how long, and which process must act next.
+    """Explain what a session waits for.
 
-    Names programs as JAX does: `jit_step` is the function `step`. Addresses the same cluster as `atoll status`.
+    Prints for how long it waits, and which process must act next. Names programs as JAX does: `jit_step` is the
+    function `step`. Addresses the same cluster as `atoll status`.
 
     The JSON is `{"name", "address", "session": {...}, "waits": [...], "owed": [...], "behind": [...], "ahead": [...]}`
     and more.
@@ -150,10 +160,10 @@ def web(
     tls: TlsOptions,
     cluster: RunningCluster,
 ) -> None:
-    """Serve a page that shows a cluster, and its metrics at /metrics; print its URL.
+    """Serve a page that shows a cluster, and its metrics.
 
-    The URL has a key, which is required to view the page. The page has the permissions of this command's token or join
-    token. Runs until Ctrl-C.
+    Prints the URL of the page. The metrics are at /metrics. The URL has a key, which is required to view the page. The
+    page has the permissions of this command's token or join token. Runs until Ctrl-C.
 
     Needs `pip install 'atoll[web]'`. Addresses the same cluster as `atoll status`.
     """
@@ -183,10 +193,10 @@ def metrics(
     tls: TlsOptions,
     cluster: RunningCluster,
 ) -> None:
-    """Serve only a cluster's metrics, for Prometheus at /metrics; print the URL.
+    """Serve the metrics of a cluster for Prometheus.
 
-    On loopback the metrics are public. On other addresses a scraper must send the key as its bearer token, so
-    --key-file is required.
+    Prints the URL, which ends with /metrics. On loopback the metrics are public. On other addresses a scraper must send
+    the key as its bearer token, so --key-file is required.
 
     Needs `pip install 'atoll[metrics]'`. Addresses the same cluster as `atoll status`.
     """
