@@ -12,7 +12,7 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Token
 
-from atoll.operate.command.command_line import app
+from docs.commands_page import commands
 from docs.pictures.draw import Box, pictures, svg
 from tests.forked_process import run
 from tests.test_layers import LAYERS
@@ -103,5 +103,4 @@ def test_the_glossary_has_a_meaning_for_each_word() -> None:
 
 def test_every_command_is_in_the_reference() -> None:
     page = (DOCS / "reference" / "commands.md").read_text()
-    names = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert [name for name in names if f"`atoll {name}" not in page] == []
+    assert [name for name in commands() if f"`atoll {name}" not in page] == []

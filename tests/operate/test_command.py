@@ -172,7 +172,7 @@ def test_a_stranger_finds_no_cluster_by_name_but_by_address(owner: tuple[User, s
 def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_directory(user: User) -> None:
     ended = user.atoll("up", "--islands", "1x1x1", "--name", "mine").check()
     assert ended.stdout == f"unix:{user.runtime}/atoll/mine/controller.sock\n"
-    assert f"ATOLL_ADDRESS={ended.stdout.strip()} python" in ended.stderr
+    assert "ATOLL_ADDRESS=mine python" in ended.stderr
     assert len(user.processes()) == 3
     assert user.atoll("down", "--name", "mine").check().stdout.endswith("has ended: 3 processes\n")
     assert user.leftovers() == []

@@ -61,6 +61,24 @@ def test_it_shows_what_the_model_has():
     assert "nobody is there" in text_of(watch)
 
 
+def test_more_devices_than_fit_have_one_row_for_each_host():
+    watch = Watch()
+    hosts = [[{"id": 8 * host + each, "used_bytes": 1024 * host} for each in range(8)] for host in range(2)]
+    islands = [
+        {"id": host, "state": "ready", "hosts": [{"id": host, "pid": 7 + host, "devices": devices}]}
+        for host, devices in enumerate(hosts)
+    ]
+    watch.update(msgspec.json.encode({"topology": "2x1x8", "islands": islands}), 10.0)
+    console = Console(width=80, highlight=False)
+    with console.capture() as capture:
+        console.print(view(watch, "mine", 10.0, 1000.0, max_devices=15))
+    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert "8-15 1 1 (pid 8) 1.0 KiB 0 %" in lines
+    with console.capture() as capture:
+        console.print(view(watch, "mine", 10.0, 1000.0, max_devices=16))
+    assert "Devices by host" not in capture.get()
+
+
 def test_its_json_has_the_report_and_what_follows_from_several():
     watch = Watch()
     report = {

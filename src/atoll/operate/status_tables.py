@@ -11,6 +11,7 @@ from rich.text import Text
 
 from atoll.cluster.sandbox.grants import View
 from atoll.cluster.tenant_settings import DEFAULT_NAME
+from atoll.operate.text_tables import TextTable, amount_column, number_column, text_column, word_column
 from atoll.protocol.events import JournalLoad
 from atoll.quantities import counted, human_bytes, noun_for
 from atoll.telemetry.snapshot import (
@@ -38,20 +39,22 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
     """Return the tables for the cluster at `address`.
 
     The memory column shows the host's fullest device. The work in flight is a number of gangs and their expected
-    duration.
+    duration. The heading has the kind of the devices, unless they differ.
     """
+    kinds = sorted({device.kind for island in snapshot.islands for host in island.hosts for device in host.devices})
+    kind = f"{kinds[0]} " if len(kinds) == 1 else ""
     heading = Text.assemble(
         ("cluster ", "bold"),
         f"{name} at {address}" if name else address,
-        f"  ({snapshot.topology}, {counted(snapshot.devices, 'device')}, atoll {snapshot.version})",
+        f"  ({snapshot.topology}, {counted(snapshot.devices, f'{kind}device')}, atoll {snapshot.version})",
     )
-    parts: list[RenderableType] = [heading, _islands(snapshot.islands)]
+    parts: list[RenderableType] = [heading, _islands(snapshot.islands, show_kind=len(kinds) > 1)]
     for island in snapshot.islands:
         if island.waits_for:
             parts.append(Text.assemble((f"island {island.id} ", "bold"), island.waits_for))
         if island.last_failure and island.state != "drained":
-            text = f"{island.id}: {island.last_failure}"
-            parts.append(Text.assemble(("last failure of island ", "bold"), text))
+            failure = f"{island.id}: {island.last_failure}"
+            parts.append(Text.assemble(("last failure of island ", "bold"), failure))
     if snapshot.machines:
         parts.append(_machines(snapshot.machines))
     journal = snapshot.load.journal
@@ -78,9 +81,12 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
 def security_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
     """Return the table of the mechanisms that confine users' Python on each host, and the reasons for missing ones."""
     hosts = [host for island in snapshot.islands for host in island.hosts]
-    table = Table("host", "worker", title="Python of users", title_justify="left")
-    for column in ("namespaces", "user ID", "seccomp", "Landlock", "files", "network"):
-        table.add_column(column)
+    table = TextTable(
+        "Python of users",
+        word_column("host"),
+        word_column("worker"),
+        *map(text_column, ("namespaces", "user ID", "seccomp", "Landlock", "files", "network")),
+    )
     python = snapshot.python
     is_granted = python.view is View.GRANTED
     for host in hosts:
@@ -108,33 +114,42 @@ def security_tables(snapshot: Snapshot, address: str, name: str = "") -> Rendera
     return Group(heading, table, *map(Text, lines))
 
 
-def _islands(islands: Iterable[IslandSnapshot]) -> Table:
-    table = Table("island", "state", "host", "worker", "devices", "kind", title="Islands", title_justify="left")
-    for column in ("memory in use", "in flight", "waiting", "gangs started", "restarts"):
-        table.add_column(column, justify="right")
+def _islands(islands: Iterable[IslandSnapshot], *, show_kind: bool) -> Table:
+    table = TextTable(
+        "Islands",
+        *map(word_column, ("island", "state", "host")),
+        *map(text_column, ("worker", "devices", *(["kind"] if show_kind else []))),
+        amount_column("memory in use"),
+        amount_column("in flight"),
+        *map(number_column, ("waiting", "gangs started", "restarts")),
+    )
     for island in islands:
-        flying = f"{island.in_flight} ({island.busy_ms:.1f} ms)"
+        flying = str(island.in_flight) + (f" ({island.busy_ms:.1f} ms)" if island.in_flight else "")
         gangs = (flying, str(island.waiting), str(island.started), str(island.restarts))
         first = (str(island.id), state_text(island.state))
-        for number, host in enumerate(island.hosts):
-            if number == 0:
-                table.add_row(*first, *_host(host), *gangs)
+        for position, host in enumerate(island.hosts):
+            cells = _host(host, island.state, show_kind=show_kind)
+            if position == 0:
+                table.add_row(*first, *cells, *gangs)
             else:
-                table.add_row("", "", *_host(host))
+                table.add_row("", "", *cells)
         if not island.hosts:
-            table.add_row(*first, "-", "", "", "", "", *gangs)
+            table.add_row(*first, "-", "", "", *([""] if show_kind else []), "", *gangs)
     return table
 
 
-def _host(host: HostSnapshot) -> tuple[str | Text, ...]:
+def _host(host: HostSnapshot, state: str, *, show_kind: bool) -> tuple[str | Text, ...]:
+    """Return the cells of a host of an island in this state."""
     devices = host.devices
-    where = f" on {host.machine}" if host.machine else ""
-    worker = Text.assemble(f"pid {host.pid}{where} ", state_text(host.state))
+    worker = Text(f"{host.pid} on {host.machine}" if host.machine else str(host.pid))
+    if host.state != state:
+        worker = Text.assemble(worker, " ", state_text(host.state))
     kinds = ", ".join(sorted({device.kind for device in devices}))
     used = max(device.used_bytes for device in devices)
     capacity = min(device.memory_bytes for device in devices)
     memory = human_bytes(used) + (f" of {human_bytes(capacity)}" if capacity else "")
-    return str(host.id), worker, ranges([device.id for device in devices]), kinds, memory
+    numbers = ranges([device.id for device in devices])
+    return str(host.id), worker, numbers, *([kinds] if show_kind else []), memory
 
 
 def _journal(journal: JournalLoad) -> str:
@@ -148,8 +163,12 @@ def _journal(journal: JournalLoad) -> str:
 
 
 def _machines(machines: Iterable[MachineSnapshot]) -> Table:
-    table = Table("machine", "address", "group", "accelerators", "memory", "does", title="Machines")
-    table.title_justify = "left"
+    table = TextTable(
+        "Machines",
+        *map(text_column, ("machine", "address", "group", "accelerators")),
+        word_column("memory"),
+        text_column("does"),
+    )
     for each in machines:
         accelerators = ", ".join(f"{count} {platform}" for platform, count in sorted(each.devices.items()))
         memory = human_bytes(each.memory_bytes)
@@ -158,18 +177,19 @@ def _machines(machines: Iterable[MachineSnapshot]) -> Table:
 
 
 def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
-    table = Table("session", "program", title="Sessions", title_justify="left")
     show_tenant = any(each.tenant != DEFAULT_NAME for each in sessions)
-    if show_tenant:
-        table.add_column("tenant")
-    table.add_column("pid")
-    for column in ("arrays", "memory", "functions", "launches", "in flight"):
-        table.add_column(column, justify="right")
     show_state = any(each.state for each in sessions)
-    if show_state:
-        table.add_column("state")
+    table = TextTable(
+        "Sessions",
+        word_column("session"),
+        text_column("program"),
+        *([text_column("tenant")] if show_tenant else []),
+        text_column("pid"),
+        *map(number_column, ("arrays", "memory", "launches", "in flight")),
+        *([text_column("state")] if show_state else []),
+    )
     for each in sessions:
-        counts = (each.functions, each.launches, each.in_flight)
+        counts = (each.launches, each.in_flight)
         table.add_row(
             str(each.id),
             Text(each.label),
@@ -184,8 +204,13 @@ def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
 
 
 def _slices(sessions: Iterable[SessionSnapshot]) -> Table:
-    table = Table("session", "slice", "shape", "virtual devices", "island", "physical devices", title="Slices")
-    table.title_justify = "left"
+    table = TextTable(
+        "Slices",
+        *map(word_column, ("session", "slice", "shape")),
+        text_column("virtual devices"),
+        word_column("island"),
+        text_column("physical devices"),
+    )
     for session in sessions:
         for each in session.slices:
             table.add_row(
@@ -219,10 +244,13 @@ def ranges(numbers: list[int]) -> str:
 
 def tenants_table(snapshot: Snapshot) -> RenderableType:
     """Return the table of `atoll tenants`."""
-    table = Table("tenant", "role", title="Tenants", title_justify="left")
-    for column in ("share", "priority", "sessions", "memory in use", "in flight"):
-        table.add_column(column, justify="right")
-    table.add_column("limits and rights")
+    table = TextTable(
+        "Tenants",
+        word_column("tenant"),
+        word_column("role"),
+        *map(number_column, ("share", "priority", "sessions", "memory in use", "in flight")),
+        text_column("limits and rights"),
+    )
     for each in snapshot.tenants:
         table.add_row(
             each.name,
@@ -249,13 +277,13 @@ def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
     """Return the table of `atoll arrays`."""
     if not versions:
         return Text("no arrays are published")
-    table = Table("name", title="Published arrays", title_justify="left")
-    for column in ("version", "arrays", "size"):
-        table.add_column(column, justify="right")
-    for column in ("state", "islands", "devices"):
-        table.add_column(column)
-    for column in ("readers", "sent", "passed on", "age (s)"):
-        table.add_column(column, justify="right")
+    table = TextTable(
+        "Published arrays",
+        word_column("name"),
+        *map(number_column, ("version", "arrays", "size")),
+        *map(text_column, ("state", "islands", "devices")),
+        *map(number_column, ("readers", "sent", "passed on", "age (s)")),
+    )
     for each in sorted(versions, key=lambda each: (each.tenant, each.name, each.version)):
         numbers = (str(each.version), str(each.arrays), human_bytes(each.bytes))
         places = (ranges(list(each.islands)), ranges(list(each.devices)))
@@ -270,9 +298,12 @@ def usage_table(usage: dict[str, Any]) -> RenderableType:
     rows = usage_rows(usage)
     names = [name for name in TITLES if any(name in row for row in usage["rows"])]
     has_expected = usage["by"] == "program"
-    table = Table(*(TITLES[name] for name in names), title="Usage", title_justify="left")
-    for column in ("device seconds", "memory x seconds", "moved", "compiling", *(["expected"] if has_expected else [])):
-        table.add_column(column, justify="right")
+    table = TextTable(
+        "Usage",
+        *(text_column(TITLES[name]) for name in names),
+        *map(number_column, ("device seconds", "memory x seconds", "moved", "compiling")),
+        *([number_column("expected")] if has_expected else []),
+    )
     for row in rows:
         amounts = (f"{row.device_seconds:.3f}", row.memory, row.moved, row.compiling)
         expected = [row.expected] if has_expected else []

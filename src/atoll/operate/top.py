@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from atoll.errors import AtollError
 from atoll.operate.cluster_queries import ClusterSource
-from atoll.operate.status_tables import state_text
+from atoll.operate.status_tables import ranges, state_text
+from atoll.operate.text_tables import TextTable, number_column, text_column
 from atoll.telemetry import tables as t
 from atoll.telemetry.snapshot import SnapshotStruct
 from atoll.telemetry.watch import Rates, Watch
@@ -27,6 +29,7 @@ _MAX_WAITS = 10
 _MAX_VERSIONS = 8
 _WIDTH = 140  # without a terminal
 _BAR = 20
+_DEVICES_PART = 3  # the part of a terminal's lines that devices may take
 
 
 async def show(source: ClusterSource) -> None:
@@ -36,7 +39,8 @@ async def show(source: ClusterSource) -> None:
     try:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(view(watch, source.name, time.monotonic(), time.time()), refresh=True)
+                max_devices = live.console.height // _DEVICES_PART
+                live.update(view(watch, source.name, time.monotonic(), time.time(), max_devices), refresh=True)
                 await asyncio.sleep(_SECONDS)
                 await _ask(source, watch)
     finally:
@@ -92,13 +96,13 @@ async def _ask(source: ClusterSource, watch: Watch) -> None:
         watch.fail(str(error), time.monotonic())
 
 
-def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
-    """Return the display of the watched cluster."""
+def view(watch: Watch, name: str, now: float, wall: float, max_devices: int = sys.maxsize) -> RenderableType:
+    """Return the display of the watched cluster, with one row for each host if it has more than `max_devices`."""
     parts: list[RenderableType] = [Text.assemble((f"cluster {name}  ", "bold"), t.headline(watch))]
     if watch.problem:
         parts.append(Text(watch.problem, "bold red"))
     parts.append(_islands(watch))
-    parts.append(_devices(watch, now))
+    parts.append(_devices(watch, now, max_devices))
     parts.append(_tenants(watch))
     parts.append(_sessions(watch))
     versions = t.version_rows(watch.snapshot)[:_MAX_VERSIONS]
@@ -113,14 +117,11 @@ def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
     return Group(*parts)
 
 
-def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
-    table = Table(*words, title=title, title_justify="left")
-    for number in numbers:
-        table.add_column(number, justify="right")
-    return table
+def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> TextTable:
+    return TextTable(title, *map(text_column, words), *map(number_column, numbers))
 
 
-def _islands(watch: Watch) -> Table:
+def _islands(watch: Watch) -> TextTable:
     table = _table(
         "Islands", ("island", "state", "hosts", "memory"), ("in flight", "waiting", "gangs started", "restarts")
     )
@@ -130,15 +131,29 @@ def _islands(watch: Watch) -> Table:
     return table
 
 
-def _devices(watch: Watch, now: float) -> Table:
-    table = _table("Devices", ("device", "island", "host", "memory", "busy"))
-    for row in t.device_rows(watch, now):
-        bar = "█" * round(row.busy * _BAR)
-        table.add_row(str(row.id), str(row.island), row.host, row.memory, f"{bar:<{_BAR}} {100 * row.busy:3.0f} %")
+def _devices(watch: Watch, now: float, max_rows: int) -> TextTable:
+    """Return a table with a row for each device, or for each host if there are more than `max_rows` devices."""
+    rows = t.device_rows(watch, now)
+    if len(rows) <= max_rows:
+        table = _table("Devices", ("device", "island", "host", "memory", "busy"))
+        for row in rows:
+            table.add_row(str(row.id), str(row.island), row.host, row.memory, _bar(row.busy))
+        return table
+    table = _table("Devices by host", ("devices", "island", "host", "fullest", "busy"))
+    for _, group in groupby(rows, key=lambda row: row.host):
+        devices = list(group)
+        fullest = max(devices, key=lambda row: row.used_bytes)
+        busy = sum(row.busy for row in devices) / len(devices)
+        numbers = ranges([row.id for row in devices])
+        table.add_row(numbers, str(fullest.island), fullest.host, fullest.memory, _bar(busy))
     return table
 
 
-def _tenants(watch: Watch) -> Table:
+def _bar(fraction: float) -> str:
+    return f"{'█' * round(fraction * _BAR):<{_BAR}} {100 * fraction:3.0f} %"
+
+
+def _tenants(watch: Watch) -> TextTable:
     table = _table(
         "Tenants",
         ("tenant", "memory", "waited (median / 99 %)"),
@@ -150,12 +165,15 @@ def _tenants(watch: Watch) -> Table:
     return table
 
 
-def _sessions(watch: Watch) -> Table:
-    table = _table("Sessions", ("session", "program", "tenant", "memory"), ("arrays", "launches", "in flight"))
+def _sessions(watch: Watch) -> TextTable:
     rows = t.session_rows(watch.snapshot)
     show_state = any(each.state for each in watch.snapshot.sessions)
-    if show_state:
-        table.add_column("state")
+    table = TextTable(
+        "Sessions",
+        *map(text_column, ("session", "program", "tenant", "memory")),
+        *map(number_column, ("arrays", "launches", "in flight")),
+        *([text_column("state")] if show_state else []),
+    )
     for row in rows:
         counts = (row.arrays, row.launches, row.in_flight)
         state = [Text(row.state)] if show_state else []
@@ -163,7 +181,7 @@ def _sessions(watch: Watch) -> Table:
     return table
 
 
-def _versions(rows: list[t.VersionRow]) -> Table:
+def _versions(rows: list[t.VersionRow]) -> TextTable:
     table = _table(
         "Published arrays", ("name", "state", "memory", "islands"), ("version", "arrays", "readers", "age (s)")
     )
@@ -173,7 +191,7 @@ def _versions(rows: list[t.VersionRow]) -> Table:
     return table
 
 
-def _waits(rows: list[t.WaitRow]) -> Table:
+def _waits(rows: list[t.WaitRow]) -> TextTable:
     table = _table("Waiting gangs", ("session", "first in line", "waits for"), ("island", "gangs", "for (s)"))
     for row in rows[:_MAX_WAITS]:
         counts = (str(row.island), str(row.gangs), f"{row.seconds:.3f}")
@@ -181,7 +199,7 @@ def _waits(rows: list[t.WaitRow]) -> Table:
     return table
 
 
-def _events(rows: list[t.EventRow]) -> Table:
+def _events(rows: list[t.EventRow]) -> TextTable:
     table = _table("Events", ("when", "what", "where", ""))
     for row in rows:
         table.add_row(time.strftime("%H:%M:%S", time.localtime(row.wall)), row.kind, row.where, Text(row.text))

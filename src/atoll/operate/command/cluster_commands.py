@@ -257,11 +257,12 @@ def _echo_how_scripts_join(
     else:
         settings = options.settings
         echo(f"cluster {options.name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-        echo(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
+        where = reached if settings.engine == "ray" else options.name
+        echo(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={where} python train.py")
     if address.tls:
-        where = str(client_join_file or join_file(standing.directory))
-        source = "the file of its tenant" if TENANT_MARK in where else "that file"
-        echo(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
+        file = str(client_join_file or join_file(standing.directory))
+        source = "the file of its tenant" if TENANT_MARK in file else "that file"
+        echo(f"         (on other machines, or as another user: ATOLL_JOIN={quote(file)}, a copy of {source})")
     elif not address.is_local:
         echo("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
 

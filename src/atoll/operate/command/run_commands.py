@@ -51,15 +51,20 @@ def ps(
     as `atoll status`. Without a cluster, the list has only the scripts.
     """
     from rich.console import Console
-    from rich.table import Table
 
     from atoll.operate.detached_scripts import scripts
+    from atoll.operate.text_tables import TextTable, number_column, text_column
 
     rows = _rows(_sessions(cluster), scripts())
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table("run", "script", "session", "launches in flight", "command")
+    table = TextTable(
+        "Runs",
+        *map(text_column, ("run", "script", "session")),
+        number_column("launches in flight"),
+        text_column("command"),
+    )
     for row in rows:
         table.add_row(*(str(row[key]) for key in ("run", "script", "session", "in_flight", "command")))
     Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False).print(table)
