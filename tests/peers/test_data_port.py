@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import pytest
 
 from atoll.errors import AtollError, Code, StatusError
@@ -317,8 +316,6 @@ LARGE = 300_000  # bytes of a transfer whose end is confirmed
 class Unread:
     """Replies of a host that expects none, with the feeds reported to the session."""
 
-    takes_reads = True
-
     def __init__(self) -> None:
         self.feeds: list[tuple[int, int]] = []
         self.awaited: set[int] = set()
@@ -357,43 +354,27 @@ def between_machines() -> Iterator[tuple[DataPort, Unread, list[tuple[int, int]]
         data_port.close()
 
 
-def test_a_proxy_learns_whether_a_host_takes_requests_for_arrays() -> None:
-    with between_machines() as (data_port, answers, _):
+def test_a_proxy_learns_that_a_host_takes_requests_for_arrays() -> None:
+    with between_machines() as (data_port, _, _):
         channel = DataChannel.connect(data_port.address, 5, "secret five")
         receiver = Receiver(channel)
         until(lambda: channel.takes_reads)
-        answers.takes_reads = False
-        other = DataChannel.connect(data_port.address, 5, "secret five")
-        other_receiver = Receiver(other)
-        receiver.join()  # its channel was replaced, so the host has answered the opening of the other one
-        data_port.close_session(5)
-        other_receiver.join()
-        assert not other.takes_reads
-        channel.close()
-        other.close()
-
-
-def test_a_proxy_of_an_earlier_version_gets_no_offer() -> None:
-    class EarlierOpen(msgspec.Struct, array_like=True, tag="o"):
-        session: int
-        secret: str
-        channel: str = ""
-        stream: Literal["", "sends", "receives"] = ""
-        asks_for_groups: bool = False
-
-    opening = Open(5, "secret five", "name", asks_for_reads=True)
-    read = msgspec.msgpack.decode(msgspec.msgpack.encode(opening), type=EarlierOpen)
-    assert read == EarlierOpen(5, "secret five", "name"), "an earlier host reads what it knows"
-    with between_machines() as (data_port, _, arrived):
-        earlier = opened(data_port, 5, "secret five")
-        receiver = Receiver(earlier)
-        earlier.send(5, 1, [b"a piece"])
-        until(lambda: bool(arrived))
         data_port.close_session(5)
         receiver.join()
-        assert receiver.error is None
-        assert not earlier.takes_reads
-        earlier.close()
+        channel.close()
+
+
+def test_a_proxy_requests_no_arrays_from_a_host_that_calls_no_clients() -> None:
+    data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: None))
+    data_port.open_session(5, "secret five")
+    channel = DataChannel.connect(data_port.address, 5, "secret five")
+    receiver = Receiver(channel)
+    data_port.to_proxy(5)  # waits until the channel is open
+    data_port.close_session(5)
+    receiver.join()
+    assert not channel.takes_reads
+    channel.close()
+    data_port.close()
 
 
 def dialed_by_script(data_port: DataPort) -> tuple[DataChannel, Receiver]:

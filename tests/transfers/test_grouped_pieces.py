@@ -8,16 +8,14 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import numpy as np
 import pytest
 
 from atoll.errors import Code, FrameError, Status, StatusError
 from atoll.peers.data_port import DataPort
 from atoll.protocol.number_ranges import CALL_FEEDS, CLIENT_FEEDS, HOST_FEEDS
-from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.channel import DataChannel
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.liveness import Liveness
 from atoll.transfers.piece_contents import BufferContents, Grouped
@@ -91,33 +89,6 @@ def test_a_group_of_feeds_arrives_whatever_way_it_takes(ports: tuple[DataPort, D
         assert bytes(taken[feed][0]) == content(sizes[i], i).tobytes()
         taken[feed][1]()
     assert inbox.statistics() == InboxStatistics(1, 0, 0)
-
-
-def test_a_host_learns_whether_another_one_takes_groups(ports: tuple[DataPort, DataPort]) -> None:
-    channel = ports[0].to_host(1)
-    until(lambda: channel.takes_groups)
-
-
-def test_hosts_of_earlier_versions_neither_ask_for_groups_nor_offer_them(ports: tuple[DataPort, DataPort]) -> None:
-    class EarlierOpen(msgspec.Struct, array_like=True, tag="o"):
-        session: int
-        secret: str
-        channel: str = ""
-        stream: Literal["", "sends", "receives"] = ""
-
-    opening = Open(0, "between hosts", "name", asks_for_groups=True)
-    read = msgspec.msgpack.decode(msgspec.msgpack.encode(opening), type=EarlierOpen)
-    assert read == EarlierOpen(0, "between hosts", "name")
-    earlier = DataChannel.dial(ports[0].address)
-    earlier.open(0, "between hosts")
-    receiver = Receiver(earlier)
-    earlier.send(5, FIRST, [b"a piece"])
-    until(lambda: ports[0].inbox.statistics().feeds == 1)
-    ports[0].set_peers((), "another secret")  # closes the channel, whose other end first reads all frames
-    receiver.join()
-    assert receiver.error is None
-    assert not earlier.takes_groups
-    earlier.close()
 
 
 def test_the_memory_of_a_group_is_given_back_once_all_of_it_was_read_or_dropped() -> None:

@@ -67,7 +67,6 @@ class Channel:
 
     def __init__(self, log: list[str], is_free: bool = True) -> None:
         self._log, self.is_free = log, is_free
-        self.takes_groups = True
         self.sent: list[tuple[int, Contents]] = []
 
     def try_reserve(self, nbytes: int) -> bool:
@@ -125,15 +124,6 @@ class Host:
                 found[number] = whole[start : start + nbytes]
                 start += -(-nbytes // 64) * 64
         return found
-
-
-def test_each_array_has_a_message_if_the_other_host_is_of_an_earlier_version() -> None:
-    host = Host([100, 20_000])
-    host.channel.takes_groups = False
-    host.send()
-    host.read()
-    assert host.sizes == [1, 1, 1, 1]
-    assert len(host.feeds()) == 4
 
 
 def test_small_and_medium_arrays_go_in_one_message_per_host_and_large_ones_by_themselves() -> None:

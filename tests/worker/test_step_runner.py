@@ -43,7 +43,7 @@ def it_runs_a_function_over_four_devices(rig: Rig) -> None:
 @BEHAVIOURS.add
 def it_enqueues_while_a_client_does_not_read_what_is_sent_to_it(rig: Rig) -> None:
     array, client, send_lock = rig.ones(), rig.proxy(), rig.port.to_proxy(rig.session)._socket._send_lock
-    rig.port.answers = Calls(rig.port.to_proxy, 0, rig.port.receive)
+    rig.port.answers = Calls(rig.port.to_proxy, 0, lambda *_: False, rig.port.receive)
     is_held, reads = threading.Event(), threading.Event()
     released: list[bool] = []
 

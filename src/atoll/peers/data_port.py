@@ -51,11 +51,7 @@ class DataPortStatistics(msgspec.Struct, frozen=True):
 
 
 class Answers(Protocol):
-    """A receiver of the pieces with which clients answer calls. Such pieces are not feeds."""
-
-    @property
-    def takes_reads(self) -> bool:
-        """Whether proxies can request the contents of arrays with such a piece."""
+    """A receiver of the pieces with which clients answer calls, and request arrays. Such pieces are not feeds."""
 
     def takes(self, feed: int) -> bool:
         """Return whether a piece with this number is an answer."""
@@ -200,10 +196,7 @@ class DataPort:
             if opener is not Opener.HOST:
                 self._set_channel(self._scripts if opener is Opener.SCRIPT else self._channels, session, channel)
             self._name(opening, opener, channel)
-            if opener is Opener.HOST and opening.asks_for_groups:
-                channel.offer_groups()
-            asks_for_reads = opener is Opener.PROXY and opening.asks_for_reads
-            if asks_for_reads and self.answers is not None and self.answers.takes_reads:
+            if opener is Opener.PROXY and self.answers is not None:
                 channel.offer_reads()
 
             def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:

@@ -50,24 +50,20 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
     `secret` is the session's, or the secret between hosts if `session` is 0. `channel` is the dialer's name for the
     channel. If `stream` is set, this is a further connection of that channel, on which the dialer only sends or only
-    receives. With `asks_for_groups`, the peer answers `TakesGroups`, and with `asks_for_reads` `TakesReads`. Earlier
-    versions know neither.
+    receives.
     """
 
     session: int
     secret: str
     channel: str = ""
     stream: Literal["", "sends", "receives"] = ""
-    asks_for_groups: bool = False
-    asks_for_reads: bool = False
-
-
-class TakesGroups(msgspec.Struct, frozen=True, array_like=True, tag="u"):
-    """This side takes pieces that carry several feeds."""
 
 
 class TakesReads(msgspec.Struct, frozen=True, array_like=True, tag="h"):
-    """This side takes requests for the contents of arrays: see `call_messages.ReadWanted`."""
+    """A host tells a proxy that it takes requests for the contents of arrays: see `call_messages.ReadWanted`.
+
+    Hosts of null devices do not, because they call no clients.
+    """
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -149,11 +145,11 @@ class DataChannel:
         self._choices = [way for kind, way in ways if kind is not SharedChunksEngine]
         self._in_place = [way for kind, way in ways if not issubclass(kind, StreamEngine)]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
+        self._handlers[TakesReads] = self._note_reads
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             decodable(
                 Union[
                     Open,
-                    TakesGroups,
                     TakesReads,
                     Passed,
                     PassedMemory,
@@ -166,7 +162,6 @@ class DataChannel:
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)
         self.is_closed = False
-        self.takes_groups = False  # whether the peer takes pieces that carry several feeds
         self.takes_reads = False  # whether the peer takes requests for the contents of arrays
         self.carries_control = False  # messages that are not sent again if they are lost
         self.is_local = self._socket.is_unix  # whether it can pass sockets
@@ -217,10 +212,6 @@ class DataChannel:
             dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed, awaits
         )
         try:
-            if session:
-                channel._handlers[TakesReads] = channel._note_reads
-            else:
-                channel._handlers[TakesGroups] = channel._note_groups
             channel.open(session, secret, dialed.opening.channel if channel._streams is not None else "")
         except OSError:
             channel.close()
@@ -274,22 +265,14 @@ class DataChannel:
 
     def open(self, session: int, secret: str, channel: str = "") -> None:
         """Send the first frame, which authenticates the side that dialed."""
-        groups, reads = TakesGroups in self._handlers, TakesReads in self._handlers
-        self.send_opening(Open(session, secret, channel, asks_for_groups=groups, asks_for_reads=reads))
+        self.send_opening(Open(session, secret, channel))
 
     def send_opening(self, opening: Open) -> None:
         """Send the first frame of a channel, or of one of its streams."""
         self._socket.send(opening)
 
-    def offer_groups(self) -> None:
-        """Tell the side that dialed, which has asked, that this one takes pieces that carry several feeds."""
-        self._socket.send(TakesGroups())
-
-    def _note_groups(self, frame: TakesGroups, descriptor: int | None) -> None:
-        self.takes_groups = True
-
     def offer_reads(self) -> None:
-        """Tell the side that dialed, which has asked, that this one takes requests for the contents of arrays."""
+        """Tell the proxy that dialed that this host takes requests for the contents of arrays."""
         self._socket.send(TakesReads())
 
     def _note_reads(self, frame: TakesReads, descriptor: int | None) -> None:

@@ -110,15 +110,10 @@ class DataPortNetwork:
                 contents.write_into(content.data)
                 self._inbox.put(run.session, feed, content)
             return
-        if are_grouped(pieces) and self._takes_groups(host, channel):
+        if are_grouped(pieces):
             pieces = [(pieces[0][0], Grouped(pieces))]
         for feed, contents in pieces:
             send_to_host(self._data_port, self._host, host, run.session, feed, contents, channel)
-
-    def _takes_groups(self, host: int, channel: DataChannel | None) -> bool:
-        """Return whether a host is known to take groups. A host of an earlier version does not."""
-        found = channel or self._data_port.to_host_nowait(host)
-        return found is not None and found.takes_groups
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array

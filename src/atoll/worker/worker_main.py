@@ -103,7 +103,7 @@ class Worker:
         address = parse_address(options.data_address)
         token = token_for(parse_address(options.controller), Role.HOST)
         check_may_listen(address, token)
-        calls = Calls(self._to_proxy, options.host, self._receive_from_client, self._read)
+        calls = Calls(self._to_proxy, options.host, self._read, self._receive_from_client)
         self._data_port = data_port = DataPort(
             address,
             inbox,

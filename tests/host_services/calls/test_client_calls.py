@@ -64,7 +64,7 @@ def contents_of(message: Any, offsets: list[int], content: Any) -> list[bytes]:
 
 def calls_over(ends: Ends) -> Calls:
     """Return a host's calls over one end of a channel, with the thread that receives replies."""
-    calls = Calls(lambda session: ends[0], 0)
+    calls = Calls(lambda session: ends[0], 0, lambda *_: False)
     threading.Thread(
         target=lambda: ends[0].receive(
             lambda piece, content, done: calls.answered(SESSION, piece.feed, bytes(content), done)
@@ -133,7 +133,7 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
             raise ValueError("the channel's memory is being closed")
         return handle == 1
 
-    calls = Calls(lambda session: ends[0], 4, read=read_array)
+    calls = Calls(lambda session: ends[0], 4, read_array)
     receiver = Receiver(ends[1])
     released: list[int] = []
     for handle in (1, 2, 3, 4):
@@ -154,7 +154,7 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
 )
 def test_an_invalid_request_for_an_array_is_dropped(ends: Ends, notice: list[bytes]):
     read: list[tuple[int, ...]] = []
-    calls = Calls(lambda session: ends[0], 4, read=lambda *each: not read.append(each))
+    calls = Calls(lambda session: ends[0], 4, lambda *each: not read.append(each))
     released: list[bool] = []
     calls.answered(SESSION, first_call(4), b"".join(notice), lambda: released.append(True))
     assert (read, released) == ([], [True])
@@ -235,7 +235,7 @@ def test_of_a_traceback_its_end_is_kept_and_no_mark_of_a_worker(ends: Ends):
 def test_calls_of_a_host_that_was_started_anew_have_other_numbers(ends: Ends):
     seen = []
     for _ in range(2):
-        calls = Calls(lambda session: ends[0], 0)
+        calls = Calls(lambda session: ends[0], 0, lambda *_: False)
         seen.append(next(calls._serial))
     assert seen[0] != seen[1]
 
@@ -260,14 +260,14 @@ def test_calls_fail_with_their_channel(ends: Ends):
 
 
 def test_a_call_after_the_end_of_its_channel_fails(ends: Ends):
-    calls = Calls(lambda session: ends[0], 0)
+    calls = Calls(lambda session: ends[0], 0, lambda *_: False)
     ends[0].shut_down()
     with pytest.raises(StatusError, match="CANCELLED"):
         call(calls)
 
 
 def test_answers_that_nobody_awaits_are_dropped_and_their_memory_is_given_back():
-    calls = Calls(lambda session: None, 0)  # type: ignore[arg-type, return-value]
+    calls = Calls(lambda session: None, 0, lambda *_: False)  # type: ignore[arg-type, return-value]
     given_back: list[int] = []
     calls.answered(SESSION, first_call(0) + 77, b"".join(encode(Returned(()))), lambda: given_back.append(1))
     assert given_back == [1]
@@ -275,7 +275,7 @@ def test_answers_that_nobody_awaits_are_dropped_and_their_memory_is_given_back()
 
 def test_the_session_learns_which_callables_a_host_may_call(unix_ends: Ends):
     receiver = Receiver(unix_ends[1])
-    calls = Calls(lambda session: unix_ends[0], 3)
+    calls = Calls(lambda session: unix_ends[0], 3, lambda *_: False)
     calls.retain(SESSION, (4, 5))
     calls.retain(SESSION, (4, 5))  # by the same function in another client
     calls.release(SESSION, (4, 5))

@@ -74,7 +74,7 @@ class Client:
 
 
 def calls_over(ends: Ends) -> Calls:
-    calls = Calls(lambda session: ends[0], 0)
+    calls = Calls(lambda session: ends[0], 0, lambda *_: False)
 
     def answered(piece: Piece, content: Any, done: Any) -> None:
         calls.answered(SESSION, piece.feed, bytes(content), done)
@@ -137,6 +137,7 @@ def test_contents_on_a_direct_channel_are_feeds_of_its_session(unix_ends: Ends, 
     calls = Calls(
         lambda session: unix_ends[0],
         0,
+        lambda *_: False,
         lambda session, channel, on_answer: port.receive(session, channel, on_answer),
     )
     inbox = Inbox(lambda *feed: arrived.put(feed))

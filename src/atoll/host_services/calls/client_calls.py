@@ -90,8 +90,8 @@ class Calls:
         self,
         channel_of: Callable[[int], DataChannel],
         host: int,
+        read: Callable[[int, ReadWanted, Callable[[], None]], bool],
         receive: Receive = receive_answers,
-        read: Callable[[int, ReadWanted, Callable[[], None]], bool] | None = None,
     ) -> None:
         self._channel_of = channel_of
         self._host = host
@@ -233,10 +233,6 @@ class Calls:
         else:
             slot.put(StatusError(Code.INVALID_ARGUMENT, "the answer of a callback is invalid: it is a call"))
 
-    @property
-    def takes_reads(self) -> bool:
-        return self._read_array is not None
-
     def _take_notice(self, session: int, content: Any) -> None:
         try:
             notice, _ = decode(content)
@@ -249,7 +245,7 @@ class Calls:
 
     def _read(self, session: int, wanted: ReadWanted) -> None:
         """Send the contents of an array to the session's client, or report that they are not sent."""
-        if self._read_array is None or wanted.feed not in SCRIPT_FEEDS or not is_client_handle(wanted.handle):
+        if wanted.feed not in SCRIPT_FEEDS or not is_client_handle(wanted.handle):
             return
 
         def otherwise() -> None:
