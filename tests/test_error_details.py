@@ -51,14 +51,6 @@ def test_names_with_spaces_are_readable() -> None:
     assert details_in(text) == ("out of memory", given)
 
 
-def test_the_form_of_older_clusters_is_read() -> None:
-    old = "island 0 is gone (in f) [atoll kind=island islands=0,2 hosts=5 limit=a%20b retriable program=f]"
-    expected = Details(Kind.ISLAND, (0, 2), (5,), "a b", True, "f")
-    assert details_in(old) == ("island 0 is gone (in f)", expected)
-    assert details_in(Details().in_text(old))[1] == Details(), "it is quoted"
-    assert details_in(f"{old}: {LOST.in_text('island 0 is gone')}")[1] == LOST, "the last details count"
-
-
 def test_a_text_that_quotes_another_failure_is_not_that_failure() -> None:
     quoted = LOST.in_text("island 0 is gone")
     text = status_to(Status(Code.INTERNAL, f"a callback raised: {quoted}")).message
@@ -74,9 +66,6 @@ def test_a_text_that_quotes_another_failure_is_not_that_failure() -> None:
         "[atoll: new, island  ]",
         "[atoll: link, host ]",
         f"[atoll: x, host {'9' * 999}]",
-        "[atoll kind=",
-        "[atoll kind=new islands=,]",
-        f"[atoll kind=x hosts={'9' * 999}]",
     ],
 )
 def test_a_text_without_valid_details_has_none(text: str) -> None:

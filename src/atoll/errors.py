@@ -119,7 +119,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def in_text(self, message: str) -> str:
         """Return `message` with these details appended, in the form that `details_in` parses."""
-        if self.kind is Kind.OTHER and not any(each in message for each in _OPENINGS):
+        if self.kind is Kind.OTHER and _OPENING not in message:
             return message
         islands, hosts = (" ".join(map(str, numbers)) for numbers in (self.islands, self.hosts))
         kind_says_island = self.kind is Kind.ISLAND and islands
@@ -129,19 +129,15 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True):
         fields += [f"of {quote(self.limit, safe=_PLAIN)}"] if self.limit else []
         fields += ["retriable"] if self.retriable else []
         fields += [f"in {quote(self.program, safe=_PLAIN)}"] if self.program else []
-        return f"{message} {_OPENINGS[0]}{', '.join(fields)}]"
+        return f"{message} {_OPENING}{', '.join(fields)}]"
 
 
 _PLAIN = " !#$&'()*+/:;<=>?@^`{|}~"  # characters of names that need no escape in the text of details
-_OPENINGS = ("[atoll: ", "[atoll kind=")  # the second one is that of older clusters
+_OPENING = "[atoll: "
 _IN_TEXT = re.compile(
     r" ?\[atoll: (?P<kind>\w+)(?:(?:(?<=: island)|, island) (?P<islands>[0-9 ]{1,999}))?"
     r"(?:, host (?P<hosts>[0-9 ]{1,999}))?"
     r"(?:, of (?P<limit>[^,\[\]]+))?(?P<retriable>, retriable)?(?:, in (?P<program>[^,\[\]]+))?\]"
-)
-_IN_TEXT_BEFORE = re.compile(
-    r" ?\[atoll kind=(?P<kind>\w+)(?: islands=(?P<islands>[0-9,]{1,999}))?(?: hosts=(?P<hosts>[0-9,]{1,999}))?"
-    r"(?: limit=(?P<limit>[^\s\]]+))?(?P<retriable> retriable)?(?: program=(?P<program>[^\s\]]+))?\]"
 )
 _KINDS = {kind.value: kind for kind in Kind}
 _NO_DETAILS = Details()
@@ -149,11 +145,12 @@ _NO_DETAILS = Details()
 
 def details_in(text: str) -> tuple[str, Details]:
     """Return the text of an error without the last details in it, and these details."""
-    every = [*_IN_TEXT.finditer(text), *_IN_TEXT_BEFORE.finditer(text)]
-    if not every:
+    found = None
+    for each in _IN_TEXT.finditer(text):
+        found = each
+    if found is None:
         return text, _NO_DETAILS
-    found = max(every, key=lambda each: each.start())
-    numbers = ((found[name] or "").replace(",", " ").split() for name in ("islands", "hosts"))
+    numbers = ((found[name] or "").split() for name in ("islands", "hosts"))
     islands, hosts = (tuple(map(int, each)) for each in numbers)
     limit, program = (unquote(found[name] or "") for name in ("limit", "program"))
     details = Details(
