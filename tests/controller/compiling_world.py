@@ -1,4 +1,4 @@
-"""Hosts that find out whether functions over islands need a world. Some hosts are older at first, and do not."""
+"""Hosts that find out whether functions over islands need a world. The first workers of some hosts do not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class CompilingHost(SpanningHost):
         self.asking: list[str] = []  # functions that need a world, to be reported
         self.apart: set[str] = set()  # compiled functions whose islands do not communicate
         self.ready: list[str] = []  # functions of these, to be reported
-        self.older = False  # for functions that an older worker has compiled
 
     @property
     def has_report(self) -> bool:
@@ -40,7 +39,7 @@ class CompilingHost(SpanningHost):
         match message:
             case m.Compile(function=function, islands=islands, world=world) if islands and is_apart(function):
                 if function in self.functions and function not in self.apart:
-                    super().take(message)  # an older worker of this cluster has compiled it
+                    super().take(message)  # an earlier worker that does not compile first has compiled it
                     return
                 self.functions.add(function)
                 self.apart.add(function)
@@ -88,7 +87,7 @@ class CompilingHost(SpanningHost):
 
 
 class CompilingCluster(Cluster):
-    """The first workers of every third host are older."""
+    """The first workers of every third host do not compile first."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._joined: set[int] = set()

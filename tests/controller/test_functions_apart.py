@@ -19,14 +19,14 @@ BROKEN = Status(Code.INVALID_ARGUMENT, "broken")
 
 
 class Islands(Play):
-    """A session on hosts that compile first, except those in `older`."""
+    """A session on hosts that compile first, except those in `not_first`."""
 
-    def __init__(self, topology: str, older: tuple[int, ...] = (), **settings: Any) -> None:
-        self.older = older
+    def __init__(self, topology: str, not_first: tuple[int, ...] = (), **settings: Any) -> None:
+        self.not_first = not_first
         super().__init__(topology, **settings)
 
     def compiles_first(self, host: int) -> bool:
-        return host not in self.older
+        return host not in self.not_first
 
     def compile_apart(self, function: int = 1, devices: tuple[int, ...] = (0, 1)) -> list[Any]:
         """A compiled function on these devices, which do not communicate, and a program of its number that calls it."""
@@ -212,32 +212,31 @@ def test_a_world_that_starts_between_two_requests_for_a_function_apart_changes_n
     assert {each.function: each.status for each in of(sent, m.FunctionReady)} | {1: OK} == {1: OK, 3: OK}
 
 
-# ---- workers of an earlier version
+# ---- workers that do not find out whether functions need a world
 
 
-def test_islands_with_an_older_worker_have_a_world_from_the_start():
-    play = Islands("2x1x1", older=(1,))
+def test_islands_with_a_worker_that_does_not_compile_first_have_a_world_from_the_start():
+    play = Islands("2x1x1", not_first=(1,))
     sent = registered(play)
     (serve,) = of(sent, m.JoinWorld)
     assert {(each.world, each.islands) for each in of(sent, m.Compile)} == {(serve.world, ())}
-    assert serve == m.JoinWorld(serve.world, 0, 2), "as earlier versions of the controller have sent it"
 
 
-def test_a_source_that_arrives_when_an_older_worker_has_replaced_another_is_compiled_in_a_world():
+def test_a_source_that_arrives_when_such_a_worker_has_replaced_another_is_compiled_in_a_world():
     play = Islands("2x1x1")
     play.send(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
     play.lose(1, "its connection broke")
     play.send(m.FailureAcknowledged((1,), (), ()))
-    play.older = (1,)
+    play.not_first = (1,)
     play.join_again(1)
     sent = [each for host in (0, 1) for each in play.report(host, m.FeedsArrived(play.session, (901,)))]
     (serve,) = of(sent, m.JoinWorld)
     assert {(each.world, each.islands) for each in of(sent, m.Compile)} == {(serve.world, ())}
 
 
-def test_functions_survive_an_upgrade_of_all_workers_one_island_after_the_other():
-    """Workers of an older version load every function on several islands in a world, and say nothing else of it."""
-    play = Islands("2x1x1", older=(0, 1))
+def test_functions_survive_that_such_workers_are_replaced_one_island_after_the_other():
+    """Workers that do not compile first load every function on several islands in a world, and report nothing else."""
+    play = Islands("2x1x1", not_first=(0, 1))
     compiles = asked(play)
     for host in (0, 1):
         play.report(host, compiled(compiles[host].function))
@@ -245,7 +244,7 @@ def test_functions_survive_an_upgrade_of_all_workers_one_island_after_the_other(
     for number, island in enumerate((1, 0)):
         play.lose(island, "its connection broke")
         play.send(m.FailureAcknowledged((island,), (), ()))
-        play.older = (0,) if number == 0 else ()
+        play.not_first = (0,) if number == 0 else ()
         play.join_again(island)
         play.send(m.Recompile(1, 950 + number))
         sent: list[Any] = []

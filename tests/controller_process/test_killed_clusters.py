@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
@@ -19,7 +18,7 @@ from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal.files import DAMAGED, Directory
-from atoll.journal.persisted_state import NAME, encode_persisted, persisted_in
+from atoll.journal.persisted_state import NAME, persisted_in
 from atoll.journal.successor import Successor
 from atoll.protocol import events as e
 from atoll.state.buffer_directory import SpilledArray
@@ -67,7 +66,7 @@ def test_files_of_sessions_that_are_not_persisted_are_removed(tmp_path: Path, pe
     assert piece.exists() is persist
     assert (found is not None) is persist
     if found is not None:
-        assert (found[0].cluster.sessions, found[1]) == ((1,), 3)
+        assert (found[0].cluster.sessions, found[1]) == ({1: "default"}, 3)
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name not in ("lock", NAME)] == []
 
 
@@ -91,7 +90,7 @@ def test_sessions_of_a_cluster_that_ended_and_could_not_write_them_are_persisted
     end(tmp_path / "journal", persist=True)
     found = persisted_in(tmp_path / "journal")
     assert found is not None
-    assert found[0].cluster.sessions == (1,)
+    assert found[0].cluster.sessions == {1: "default"}
     assert piece.exists()
 
 
@@ -152,7 +151,7 @@ def test_a_journal_that_the_operating_system_cannot_read_stays(tmp_path: Path) -
     end(tmp_path / "journal", persist=True)
     found = persisted_in(tmp_path / "journal")
     assert found is not None
-    assert found[0].cluster.sessions == (1,)
+    assert found[0].cluster.sessions == {1: "default"}
 
 
 def test_persisted_sessions_that_cannot_be_examined_are_not_replaced(tmp_path: Path) -> None:
@@ -255,24 +254,4 @@ def test_a_cluster_that_lacks_a_tenant_of_the_killed_one_does_not_start_and_remo
     assert (tmp_path / "1.piece").exists()
     found = persisted_in(tmp_path / "journal")
     assert found is not None
-    assert found[0].cluster.tenants == {1: "gone"}
-
-
-def test_sessions_of_missing_tenants_that_an_earlier_version_persisted_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Such a file does not have the tenants of its sessions before they are restored."""
-    path = tmp_path / "journal"
-    killed(path, tmp_path / "1.piece", tenant="gone")
-    end(path, persist=True)
-    found = persisted_in(path)
-    assert found is not None
-    state, term = found
-    earlier = replace(state, cluster=replace(state.cluster, tenants={}))
-    directory = Directory(path)
-    directory.write_persisted(NAME, term, encode_persisted(earlier))
-    directory.close()
-    caplog.clear()
-    begin_next(path)
-    lines = [each.message for each in caplog.records if "previous cluster" in each.message]
-    assert lines == ["removed the suspended session 1 of the previous cluster: their tenants are not in this one"]
+    assert found[0].cluster.sessions == {1: "gone"}

@@ -95,7 +95,7 @@ def write_journal(directory: Path, kind: type[World]) -> dict[str, Any]:
 def write_persisted(directory: Path) -> dict[str, Any]:
     play = suspended()
     (persisted,), _ = persisted_of(play)
-    cluster = PersistedCluster(play.controller.resources.topology.shapes, tuple(persisted.sessions))
+    cluster = PersistedCluster(play.controller.resources.topology.shapes, dict.fromkeys(persisted.sessions, "default"))
     state = PersistedState(cluster, encode_shell(shell_state()), persisted.content, persisted.secrets)
     opened = Directory(directory)
     opened.write_persisted("suspended", 3, encode_persisted(state))

@@ -26,7 +26,9 @@ from atoll.journal.persisted_state import (
 )
 
 SETTINGS = ClusterSettings("1x1x2")
-PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
+PERSISTED = PersistedState(
+    PersistedCluster(SETTINGS.topology.shapes, {3: "default"}), b"shell", b"sessions", {3: "a secret"}
+)
 
 
 def ended(path: Path) -> Path:
@@ -59,16 +61,16 @@ def test_only_a_cluster_that_was_killed_while_it_ran_leaves_a_journal_to_continu
 
 def test_the_parts_that_the_next_cluster_has_restored_and_removed_are_named():
     versions = (("research", "policy", 4), ("guests", "policy", 7), ("research", "value", 1))
-    cluster = PersistedCluster(SETTINGS.topology.shapes, (3, 7), versions)
+    cluster = PersistedCluster(SETTINGS.topology.shapes, {3: "research", 7: "guests"}, versions)
     restored, removed = cluster.parts({3}, {"research", "default"})
-    assert (restored.sessions, restored.versions) == ((3,), (versions[0], versions[2]))
-    assert (removed.sessions, removed.versions) == ((7,), (versions[1],))
+    assert (restored.sessions, restored.versions) == ({3: "research"}, (versions[0], versions[2]))
+    assert (removed.sessions, removed.versions) == ({7: "guests"}, (versions[1],))
     assert str(removed) == "the suspended session 7 and 1 version of published arrays (guests/policy)"
     assert str(cluster.parts({3, 7}, {"research", "guests"})[1]) == ""
 
 
 def test_a_line_of_the_log_names_a_bounded_number_of_arrays():
-    cluster = PersistedCluster((), (), tuple(("red", f"array-{number}", 1) for number in range(9)))
+    cluster = PersistedCluster((), {}, tuple(("red", f"array-{number}", 1) for number in range(9)))
     assert str(cluster).endswith("array-6, red/array-7, ...)")
 
 
@@ -113,7 +115,7 @@ def test_another_version_is_read_and_another_protocol_is_refused(tmp_path, monke
 
 
 def cluster(islands: str, *sessions: int) -> PersistedCluster:
-    return PersistedCluster(ClusterSettings(islands).topology.shapes, sessions)
+    return PersistedCluster(ClusterSettings(islands).topology.shapes, dict.fromkeys(sessions, "default"))
 
 
 def test_the_same_islands_and_more_will_do():
@@ -124,15 +126,13 @@ def test_the_same_islands_and_more_will_do():
 @pytest.mark.parametrize(
     ("persisted", "text"),
     [
-        (PersistedCluster(SETTINGS.topology.shapes, (3,), (), {3: "students"}), "the suspended session 3 is persisted"),
+        (PersistedCluster(SETTINGS.topology.shapes, {3: "students"}), "the suspended session 3 is persisted"),
         (
-            PersistedCluster(SETTINGS.topology.shapes, (), (("students", "policy", 4),)),
+            PersistedCluster(SETTINGS.topology.shapes, {}, (("students", "policy", 4),)),
             r"1 version of published arrays \(students/policy\) is persisted",
         ),
         (
-            PersistedCluster(
-                SETTINGS.topology.shapes, (3, 7), (("students", "policy", 4),), {3: "students", 7: "research"}
-            ),
+            PersistedCluster(SETTINGS.topology.shapes, {3: "students", 7: "research"}, (("students", "policy", 4),)),
             r"the suspended session 3 and 1 version of published arrays \(students/policy\) are persisted",
         ),
     ],
@@ -147,7 +147,7 @@ def test_a_cluster_without_a_tenant_of_what_is_persisted_is_refused(persisted, t
 
 
 def test_what_the_default_tenant_has_persisted_needs_no_file_of_tenants():
-    PersistedCluster(SETTINGS.topology.shapes, (3,), (("default", "a", 1),), {3: "default"}).check(SETTINGS, "there")
+    PersistedCluster(SETTINGS.topology.shapes, {3: "default"}, (("default", "a", 1),)).check(SETTINGS, "there")
 
 
 def test_others_are_refused_with_what_to_do():

@@ -57,7 +57,7 @@ def test_the_first_host_serves_a_world_and_the_others_join_it():
     (serve,) = of(sent, m.JoinWorld)
     assert (serve.rank, serve.ranks, serve.address) == (0, 2, "")
     (join,) = play.report(0, m.WorldServed(serve.world, "unix:/world"))
-    assert join == m.JoinWorld(serve.world, 1, 2, "unix:/world")
+    assert join == m.JoinWorld(serve.world, 1, 2, "unix:/world", serve.islands)
     assert play.report(0, m.WorldServed(serve.world, "unix:/world")) == [], "a second report has no effect"
 
 

@@ -20,7 +20,7 @@ OPERATE = Path(__file__).resolve().parents[2] / "docs" / "operate"
 
 def test_a_start_without_the_tenant_of_a_persisted_session_has_its_own_exit_status(user: User, tmp_path: Path) -> None:
     shapes = ClusterSettings("1x1x1").topology.shapes
-    state = PersistedState(PersistedCluster(shapes, (3,), (), {3: "ana"}), b"", b"", {3: "a secret"})
+    state = PersistedState(PersistedCluster(shapes, {3: "ana"}), b"", b"", {3: "a secret"})
     journal = Journal(Directory(tmp_path / "journal"), 5, 1, bytes)
     journal.begin()
     journal.end(encode_persisted(state))

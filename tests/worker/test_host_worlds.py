@@ -125,22 +125,22 @@ def it_fails_functions_that_wait_for_a_world_which_is_closed(rig: Rig) -> None:
 @BEHAVIOURS.add
 def it_reports_that_it_cannot_join(rig: Rig) -> None:
     world = rig.fresh()
-    rig.worlds.join(m.JoinWorld(world, 1, 2, "unix:/nowhere"))
+    rig.worlds.join(m.JoinWorld(world, 1, 2, "unix:/nowhere", (0, 1)))
     reported = rig.reports.get(timeout=SECONDS)
     assert isinstance(reported, m.WorldFailed), reported
     assert reported.world == world
     _, status = rig.compile(rig.lower(add, spec(), spec(), devices=(0, 1)), (0, 1), world)
-    says(status, Code.UNAVAILABLE, "cannot join the hosts of other islands")
+    says(status, Code.UNAVAILABLE, "cannot join the hosts of islands 0, 1")
 
 
 @BEHAVIOURS.add
 def it_reports_that_it_cannot_serve(rig: Rig) -> None:
     world = rig.fresh()
     worlds = HostWorlds(rig.backend.worlds, rig.report, lambda world: "unix:/nowhere/service", "127.0.0.1")
-    worlds.join(m.JoinWorld(world, 0, 2))
+    worlds.join(m.JoinWorld(world, 0, 2, "", (0, 1)))
     reported = rig.reports.get(timeout=SECONDS)
     assert isinstance(reported, m.WorldFailed), reported
-    says(reported.status, Code.UNAVAILABLE, "cannot join the hosts of other islands")
+    says(reported.status, Code.UNAVAILABLE, "cannot join the hosts of islands 0, 1")
 
 
 @BEHAVIOURS.add

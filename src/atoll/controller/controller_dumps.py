@@ -345,8 +345,6 @@ class ArrayRestorationDump(Dump):
     left: set[int] = set()
 
 
-# Version 1 has other tables of the versions that are written. It is read if these are empty: otherwise there are
-# `VersionFiles` of version 1, which are not read.
 @dump_of(ArrayFiles, "array files", version=2)
 class ArrayFilesDump(Dump):
     due: dict[tuple[str, str, int], None] = {}

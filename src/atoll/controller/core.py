@@ -490,6 +490,7 @@ class Controller:
             "failures": self._failures,
             "compilation": self._compilation,
             "compile watch": self._compilation.watch,
+            "function releases": self._compilation.releases,
             "functions": self.functions,
             "worlds": self._worlds,
             "estimates": self._estimates,

@@ -370,7 +370,7 @@ class ControllerShell(StateMachine[ShellState]):
         dump.others, dump.timers = {}, {}
         shapes = self.controller.resources.topology.shapes
         tenants = {number: self.controller.sessions[number].tenant.name for number in last.sessions}
-        cluster = PersistedCluster(shapes, tuple(sorted(last.sessions)), last.versions, tenants)
+        cluster = PersistedCluster(shapes, tenants, last.versions)
         return encode_persisted(PersistedState(cluster, encode_shell(dump), last.content, last.secrets))
 
     def _tick(self) -> None:

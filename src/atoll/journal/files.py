@@ -55,7 +55,7 @@ class FileHeader(msgspec.Struct, frozen=True):
     number: int
     term: int
     salt: str  # see `FileCipher`
-    key_check: str = ""  # `FileCipher.key_check`; "" in files of versions before it
+    key_check: str  # `FileCipher.key_check`
     version: str = __version__
     protocol: int = PROTOCOL
 
@@ -113,7 +113,7 @@ def cipher_for(found: FileHeader, key: bytes, name: str) -> FileCipher:
     Raises IncompatibleJournalError if the file was encrypted with another key.
     """
     cipher = FileCipher(key, found.salt)
-    if found.key_check and found.key_check != cipher.key_check:
+    if found.key_check != cipher.key_check:
         raise IncompatibleJournalError(
             f"{name} was encrypted with another key than the one in {key_file()}: restore that file, or set "
             f"{KEY_FILE.variable} to a file with the earlier key"

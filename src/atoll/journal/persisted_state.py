@@ -24,15 +24,14 @@ _NAMES = 8  # of published arrays in a line of the log
 
 
 class PersistedCluster(msgspec.Struct, frozen=True):
-    """The islands of an ended cluster, the numbers of the sessions that it has persisted, and its published arrays.
+    """The islands of an ended cluster, and the sessions and the published arrays that it has persisted.
 
     Published arrays can be restored on other islands than before.
     """
 
     shapes: tuple[IslandShape, ...]
-    sessions: tuple[int, ...]
+    sessions: dict[int, str]  # tenants by the number of the session
     versions: tuple[tuple[str, str, int], ...] = ()  # of published arrays: tenant, name and number
-    tenants: dict[int, str] = {}  # of the sessions; {} if an earlier version wrote the file
 
     def check(self, settings: ClusterSettings, where: str) -> None:
         """Raise SettingsError if a cluster with these settings lacks islands or tenants of what `where` persists.
@@ -42,7 +41,7 @@ class PersistedCluster(msgspec.Struct, frozen=True):
         self._check_islands(settings, where)
         known = {DEFAULT_NAME, *(each.name for each in settings.tenants)}
         lost = self._of_others(known)
-        missing = sorted({*lost.tenants.values(), *(each[0] for each in lost.versions)})
+        missing = sorted({*lost.sessions.values(), *(each[0] for each in lost.versions)})
         if missing:
             many = f"{noun_for(len(missing), 'tenant')} {', '.join(missing)}"
             are = "are" if len(lost.sessions) + len(lost.versions) > 1 else "is"
@@ -54,9 +53,9 @@ class PersistedCluster(msgspec.Struct, frozen=True):
 
     def _of_others(self, tenants: Container[str]) -> PersistedCluster:
         """Return the part that does not belong to these tenants."""
-        of_sessions = {number: tenant for number, tenant in self.tenants.items() if tenant not in tenants}
+        sessions = {number: tenant for number, tenant in self.sessions.items() if tenant not in tenants}
         versions = tuple(each for each in self.versions if each[0] not in tenants)
-        return PersistedCluster(self.shapes, tuple(sorted(of_sessions)), versions, of_sessions)
+        return PersistedCluster(self.shapes, sessions, versions)
 
     def _check_islands(self, settings: ClusterSettings, where: str) -> None:
         shapes = settings.topology.shapes
@@ -75,11 +74,11 @@ class PersistedCluster(msgspec.Struct, frozen=True):
 
         The next cluster has restored `sessions` and the published arrays of its `tenants`.
         """
-        numbers = tuple(each for each in self.sessions if each in sessions)
+        restored = {number: tenant for number, tenant in self.sessions.items() if number in sessions}
         versions = tuple(each for each in self.versions if each[0] in tenants)
-        others = tuple(each for each in self.sessions if each not in numbers)
+        removed = {number: tenant for number, tenant in self.sessions.items() if number not in sessions}
         rest = tuple(each for each in self.versions if each not in versions)
-        return PersistedCluster(self.shapes, numbers, versions), PersistedCluster(self.shapes, others, rest)
+        return PersistedCluster(self.shapes, restored, versions), PersistedCluster(self.shapes, removed, rest)
 
     def __str__(self) -> str:
         """Return text such as "the suspended sessions 3, 7 and 2 versions of published arrays (red/policy)"."""
@@ -90,7 +89,7 @@ class PersistedCluster(msgspec.Struct, frozen=True):
         return " and ".join(filter(None, (self._named() if self.sessions else "", versions)))
 
     def _named(self) -> str:
-        return f"the suspended {noun_for(len(self.sessions), 'session')} {', '.join(map(str, self.sessions))}"
+        return f"the suspended {noun_for(len(self.sessions), 'session')} {', '.join(map(str, sorted(self.sessions)))}"
 
 
 class PersistedState(msgspec.Struct, frozen=True):
@@ -106,7 +105,7 @@ class PersistedState(msgspec.Struct, frozen=True):
     secrets: dict[int, str]
 
 
-_TAG, _VERSION = "persisted state", (3, 1)
+_TAG, _VERSION = "persisted state", (4, 4)
 
 
 def encode_persisted(state: PersistedState) -> bytes:

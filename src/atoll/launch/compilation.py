@@ -79,10 +79,7 @@ class Compilation:
         self._worlds = worlds
         self._subscribers: list[FunctionSubscriber] = []
         self.recompilations = Recompilations(shared, self.functions, scheduler)
-        # The state of `releases`, which is stored with this object.
-        self._deferred: set[int] = set()
-        self.due: dict[int, None] = {}
-        self.releases = FunctionReleases(shared, self._drop, self._deferred, self.due)
+        self.releases = FunctionReleases(shared, self._drop)
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # without a source yet, by (session, host, feed)
         # By (session, host, feed), with the due time: earlier compilations of the tenant crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
@@ -385,7 +382,7 @@ class Compilation:
         name, status = message.function, message.status
         report = self.functions.reports.get(name)
         # The first report says that the islands do not communicate, and this one that they do. The other way round is
-        # no error: the worker is of a later version than the one that reported first.
+        # no error: a worker that does not compile first has reported first, and such workers do not find that out.
         is_contradiction = report is not None and report.is_apart and not message.is_apart
         if status.ok and is_contradiction:
             self._settle(name, host, _disagreement(name, host).status, b"")

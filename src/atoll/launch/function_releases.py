@@ -21,19 +21,15 @@ _MAX_PER_TURN = 16
 class FunctionReleases:
     """The releases of functions that are deferred. `Session.deferred_releases` has those of each session.
 
-    Args:
-      drop: drops a function of a session.
-      deferred: sessions with deferred releases.
-      due: those of them whose deferred releases need not wait any more; the first has the turn.
+    `drop(session, function)` drops a function of a session.
     """
 
-    def __init__(
-        self, shared: SharedState, drop: Callable[[Session, int], None], deferred: set[int], due: dict[int, None]
-    ) -> None:
+    def __init__(self, shared: SharedState, drop: Callable[[Session, int], None]) -> None:
         self._sessions = shared.sessions
         self._drop = drop
-        self._deferred = deferred
-        self.due = due
+        self._deferred: set[int] = set()  # sessions with deferred releases
+        # Those of them whose deferred releases need not wait any more. The first one is next.
+        self.due: dict[int, None] = {}
 
     def release(self, session: Session, function: int) -> None:
         """Release a function of the session after all earlier Python gangs of the session have started."""

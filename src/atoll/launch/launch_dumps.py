@@ -19,6 +19,7 @@ from atoll.launch.delegated_run_records import DelegatedRun, Revocation
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.dependency_tracker import ClientRunLimits, DependencyTracker, Places
 from atoll.launch.failures import Failures
+from atoll.launch.function_releases import FunctionReleases
 from atoll.launch.gang_charges import GangCharges
 from atoll.launch.island_lines import IslandLines
 from atoll.launch.large_launches import EndedLaunch, LargeLaunch, LargeLaunches
@@ -307,11 +308,15 @@ class DelegatedRunsDump(Dump):
 # ---- functions and programs
 
 
-@dump_of(Compilation, "compilation", version=2, rebuild=Compilation.place_functions)
+@dump_of(Compilation, "compilation", version=3, oldest=3, rebuild=Compilation.place_functions)
 class CompilationDump(Dump):
-    _deferred: set[int] = set()
     _awaiting: dict[tuple[int, int, int], m.Compile] = {}
     _delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
+
+
+@dump_of(FunctionReleases, "function releases")
+class FunctionReleasesDump(Dump):
+    _deferred: set[int] = set()
     due: dict[int, None] = {}
 
 

@@ -203,8 +203,7 @@ class Worlds:
             self._outbox.to_host(world.hosts[0], self._join(world, 0, ""))
 
     def _join(self, world: World, rank: int, address: str) -> m.JoinWorld:
-        named = world.islands if self._resources.compile_first(world.islands) else ()  # older workers do not read it
-        return m.JoinWorld(world.number, rank, len(world.hosts), address, named)
+        return m.JoinWorld(world.number, rank, len(world.hosts), address, world.islands)
 
     def _close(self, world: World, status: Status, left: Container[int], successor: int = 0) -> None:
         """Have the hosts close a world. The nodes that have `left` it may not have begun on all hosts."""

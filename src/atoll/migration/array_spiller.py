@@ -363,7 +363,7 @@ class ArraySpiller:
             self._outbox.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
         self._internal.take_credit(session)
         message = m.Launch(program, sources, tuple(each.handle for each in arrays), feeds)
-        then = partial(self._all_restored, tuple(arrays), feeds)
+        then = partial(self._restored, tuple(arrays), feeds)
         launch = self._launcher.launch_to_restore(session, message, then)
         for restore in arrays:
             restore.launch = launch
@@ -372,7 +372,7 @@ class ArraySpiller:
         record = self._resources.hosts.get(host)
         return record is not None and self._resources.islands[record.island].works
 
-    def _all_restored(self, arrays: Sequence[_Restore], feeds: tuple[int, ...], launch: Launch) -> None:
+    def _restored(self, arrays: Sequence[_Restore], feeds: tuple[int, ...], launch: Launch) -> None:
         number = arrays[0].session.number
         for feed in feeds:
             self._by_feed.pop((number, feed), None)
@@ -384,10 +384,6 @@ class ArraySpiller:
                 self.drop(restore.session, restore.spilled)
             if restore.then is not None:
                 restore.then(restore.handle, launch.error or OK)
-
-    def _restored(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
-        """Handle the end of a launch that restores one array. Only older dumps have it."""
-        self._all_restored((restore,), feeds, launch)
 
     def failed(self, host: int, message: m.SendSpilledFailed) -> None:
         """Fail the array whose piece cannot be delivered."""

@@ -62,7 +62,7 @@ class RestoreDump(Dump):
     launch: Ref[Launch] | None = None
 
 
-@dump_of(ArraySpiller, "array spiller", version=4)
+@dump_of(ArraySpiller, "array spiller", version=5)
 class ArraySpillerDump(Dump):
     _next_request: int
     next_piece: int
@@ -76,14 +76,7 @@ class ArraySpillerDump(Dump):
     _left: dict[int, dict[str, None]] = {}
 
 
-callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, Ref[_Restore], tuple[int, ...])
-callback(
-    "array spiller: all restored",
-    ArraySpiller,
-    ArraySpiller._all_restored,
-    tuple[Ref[_Restore], ...],
-    tuple[int, ...],
-)
+callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, tuple[Ref[_Restore], ...], tuple[int, ...])
 
 # ---- migrations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.named_runs import UNNAMED, NamedRun
+from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.ir.program import Program
@@ -64,8 +64,8 @@ class PersistedSession(msgspec.Struct, frozen=True):
     control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop]
     waits_for_islands: bool
     leaves_islands: bool
-    run: NamedRun = UNNAMED
-    address: str = ""  # of the proxy; "": an earlier version has stored the session
+    run: NamedRun
+    address: str  # of the proxy
 
 
 class PersistedSessions(msgspec.Struct, frozen=True):
@@ -74,11 +74,11 @@ class PersistedSessions(msgspec.Struct, frozen=True):
     sessions: tuple[PersistedSession, ...]
     next_session: int
     next_piece: int
-    arrays: PersistedArrays | None = None
+    arrays: PersistedArrays | None
 
 
 # Increase the first number if you change one of these structs: see CONTRIBUTING.md.
-_TAG, _VERSION = "persisted sessions", (4, 1)
+_TAG, _VERSION = "persisted sessions", (4, 4)
 
 
 def encode(persisted: PersistedSessions) -> bytes:

@@ -41,7 +41,7 @@ class VersionFiles(StateMachine[FileState]):
 
     Attributes:
       nbytes: size that counts against the tenant's quota `disk`, from the first file on.
-      expected: size that follows from the types of the arrays, or 0 if an earlier version has begun to publish them.
+      expected: size that follows from the types of the arrays.
       excess: bytes that the files needed beyond `nbytes` at the last attempt, if the quota had no space for them.
       problem: why the next step has not begun, for example that the disk is full or that no island is ready.
       failure: error of the last attempt to restore the arrays, for requests until `RETRY_SECONDS` after `failed`.

@@ -113,8 +113,8 @@ class HostWorlds:
                 self._report(m.WorldServed(message.world, address))
             self._maker.join(message.world, address, message.rank, message.ranks, self.hostname)
         except Exception as error:
-            which = f"islands {', '.join(map(str, message.islands))}" if message.islands else "other islands"
-            text = f"this host cannot join the hosts of {which}: {status_of(error).message}"
+            islands = ", ".join(map(str, message.islands))
+            text = f"this host cannot join the hosts of islands {islands}: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
             if not joining.is_closed:
                 self._report(m.WorldFailed(message.world, status))

@@ -244,7 +244,7 @@ class ArrayFiles:
         """Have hosts write the next arrays of a version."""
         vault = self._vaults.of(version)
         first = len(self._stored.setdefault(version.key, []))
-        size = files.nbytes or files.expected or sum(file_bytes(each.spec) for each in version.arrays)
+        size = files.nbytes or files.expected
         more = size - files.nbytes + files.excess
         exceeded = self._make_space(version, more) if more else None
         if exceeded is not None:
