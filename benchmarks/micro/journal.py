@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.journal.files import Directory, FileCipher, new_salt
+from atoll.journal.files import FileCipher, JournalDirectory, new_salt
 from atoll.journal.journal import recover
 from atoll.journal.records import decode_events, encode_event, encode_turn, join_records
-from atoll.journal.segment import Segment
+from atoll.journal.segment import JournalSegment
 from atoll.operate.operator_requests import request_report
 from atoll.session.bare import BareClient
 from atoll.wire.address import parse_address
@@ -114,12 +114,12 @@ def _journal_load(cluster: NullCluster) -> dict[str, Any]:
 def cost_of_appending(directory: Path) -> dict[str, float]:
     """Return the cost of appending the turns of the journal that is being written there."""
     shutil.copytree(directory / "journal", directory / "copy")
-    found = recover(Directory(directory / "copy"))
+    found = recover(JournalDirectory(directory / "copy"))
     assert found is not None
     turns = [[encode_event(event) for event in decode_events(turn)] for turn in found.turns]
     seconds = []
     for _ in range(ROUNDS):
-        segment, cipher = Segment(directory / "again", b"a header"), FileCipher(bytes(32), new_salt())
+        segment, cipher = JournalSegment(directory / "again", b"a header"), FileCipher(bytes(32), new_salt())
         began = time.process_time()
         for turn in turns:
             segment.append(encode_turn(cipher.seal(join_records(turn))))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from atoll.client.ffi_handlers import HANDLERS, PLATFORMS, Registration, read_library
+from atoll.client.ffi_handlers import HANDLERS, PLATFORMS, HandlerRegistration, read_library
 from atoll.errors import invalid
 from atoll.protocol.messages import LibraryStage, LibraryType
 
@@ -52,7 +52,8 @@ def register(
     pairs = {name: (each, None) if isinstance(each, str) else each for name, each in (types or {}).items()}
     known = tuple(LibraryType(name, *symbols) for name, symbols in pairs.items())
     HANDLERS.give(
-        platform, {name: Registration(read, _handlers(name, symbols), known) for name, symbols in targets.items()}
+        platform,
+        {name: HandlerRegistration(read, _handlers(name, symbols), known) for name, symbols in targets.items()},
     )
 
 

@@ -14,7 +14,7 @@ from atoll.errors import Code, StatusError
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
+from atoll.protocol.permissions import COMMANDS, PERMISSIONS, PeerKind, Scope, scope_of, table
 from atoll.security.tokens import digest
 from atoll.state.session import Session
 from tests.controller.dumps import check_dump
@@ -124,16 +124,16 @@ Speaker = Callable[[Roles], int]
 COMMAND = set(get_args(m.FromOperator))
 PROGRAM = set(get_args(m.FromProxy))
 WORKER = {*get_args(m.FromWorker), *get_args(m.FromRelay)} - {m.WorkerReady}
-SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
-    Peer.USER: {Roles.users_command: COMMAND, Roles.users_program: PROGRAM},
-    Peer.OPERATOR: {Roles.operators_command: COMMAND, Roles.operators_program: PROGRAM},
-    Peer.HOST: {
+SPEAKERS: dict[PeerKind, dict[Speaker, set[type[Any]]]] = {
+    PeerKind.USER: {Roles.users_command: COMMAND, Roles.users_program: PROGRAM},
+    PeerKind.OPERATOR: {Roles.operators_command: COMMAND, Roles.operators_program: PROGRAM},
+    PeerKind.HOST: {
         Roles.host: WORKER,
         Roles.host_that_joins: {m.WorkerReady},
         Roles.relay: set(get_args(m.FromProcessRelay)),
         Roles.agent: {m.AgentSays},
     },
-    Peer.ENGINE: {Roles.engine_itself: set(get_args(m.FromEngine))},
+    PeerKind.ENGINE: {Roles.engine_itself: set(get_args(m.FromEngine))},
 }
 EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]
 # Messages that other peers may receive when the controller closes the connection of a forbidden sender.
@@ -149,7 +149,7 @@ def is_forbidden(refusal: str) -> bool:
 
 
 @pytest.mark.parametrize("message", sorted(PERMISSIONS, key=lambda each: each.__name__))
-@pytest.mark.parametrize("peer", Peer)
+@pytest.mark.parametrize("peer", PeerKind)
 def test_the_controller_keeps_to_each_cell_of_the_table(peer, message):
     if message is m.Hello:
         return  # every connection starts with it; see the test below
@@ -189,14 +189,16 @@ OF_SESSIONS = [each for each in get_args(m.FromOperator) if "session" in each.__
 
 
 @pytest.mark.parametrize("message", OF_SESSIONS)
-@pytest.mark.parametrize(("peer", "speaker"), [(Peer.USER, "alice"), (Peer.USER, "bob"), (Peer.OPERATOR, "root")])
+@pytest.mark.parametrize(
+    ("peer", "speaker"), [(PeerKind.USER, "alice"), (PeerKind.USER, "bob"), (PeerKind.OPERATOR, "root")]
+)
 def test_its_own_is_no_more_than_that_and_all_is_all(peer, speaker, message):
     play = Roles()
     asked = msgspec.structs.replace(sample_message(message), session=play.session)
     replies = play.ask(play.connect("operator", token=speaker), asked)
     is_none = [each for each in replies if each.status.code == Code.NOT_FOUND and "(atoll status lists" in str(each)]
     scope = scope_of(peer, message)
-    assert scope is (Scope.OWN if peer is Peer.USER else Scope.ALL)
+    assert scope is (Scope.OWN if peer is PeerKind.USER else Scope.ALL)
     assert bool(is_none) == (speaker == "alice")
 
 

@@ -15,7 +15,7 @@ from atoll.controller_process.journal_dump import Pseudonyms, dump_of_journal
 from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.errors import JournalError
 from atoll.journal.event_log import replayed
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.operate.log_replay import replay
 from atoll.protocol import actions as a
@@ -41,7 +41,7 @@ class Secrets(Play):
 
 def journaled(play: Play, directory: Path) -> tuple[Journal, list[list[a.AnyAction]]]:
     """Journal the events of the play from now on. Return the journal and the actions of each event."""
-    opened = Directory(directory)
+    opened = JournalDirectory(directory)
     payload = encode_snapshot(play.controller, ShellDump())
     opened.write_snapshot(1, 3, payload)
     journal = Journal(opened, 3, 1, lambda: payload)

@@ -17,7 +17,7 @@ from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
-from atoll.journal.files import DAMAGED, Directory
+from atoll.journal.files import DAMAGED, JournalDirectory
 from atoll.journal.persisted_state import NAME, persisted_in
 from atoll.journal.successor import Successor
 from atoll.protocol import events as e
@@ -43,7 +43,7 @@ def killed(directory: Path, piece: Path, *, has_ended: bool = False, tenant: str
     piece.write_bytes(b"contents")
     if has_ended:
         play.event(e.StopAsked(play.now, True))
-    journal = Directory(directory)
+    journal = JournalDirectory(directory)
     journal.write_snapshot(1, 3, encode_snapshot(play.controller, ShellDump()))
     journal.close()
 
@@ -75,7 +75,7 @@ def test_a_cluster_that_a_standby_has_taken_over_keeps_its_sessions_and_files(
 ) -> None:
     piece, journal = tmp_path / "1.piece", tmp_path / "journal"
     killed(journal, piece)
-    directory = Directory(journal)
+    directory = JournalDirectory(journal)
     directory.write_successor(Successor("tls://two:7000", 1000))
     directory.close()
     end(journal, persist=True)
@@ -136,7 +136,7 @@ def test_segments_are_removed_before_snapshots(tmp_path: Path, monkeypatch: pyte
     removed: list[str] = []
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda path, **options: (removed.append(path.suffix), unlink(path, **options)))
-    Directory(tmp_path / "journal").clear()
+    JournalDirectory(tmp_path / "journal").clear()
     assert [each for each in removed if each] == [".events"] * 8 + [".snapshot"]
 
 
@@ -204,7 +204,7 @@ def test_a_cluster_that_cannot_be_ended_now_is_not_said_to_be_unreadable(
         raise OSError(errno.EROFS, "Read-only file system")
 
     killed(tmp_path / "journal", tmp_path / "1.piece")
-    for cannot, named in ((ControllerShell, "stop"), (Directory, "clear")):
+    for cannot, named in ((ControllerShell, "stop"), (JournalDirectory, "clear")):
         with monkeypatch.context() as patched:
             patched.setattr(cannot, named, fail)
             with pytest.raises(JournalError, match=r"cannot be (ended|removed) now: .*Read-only.*Its files are kept"):

@@ -22,7 +22,7 @@ from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import CLUSTER_ENDED, ControllerShell, new_controller
 from atoll.controller_process.step_budget import FLUSH_SECONDS, StepBudget
 from atoll.errors import Code
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.operate.log_replay import replay
@@ -186,7 +186,7 @@ def test_a_controller_whose_engine_has_ended_leaves_its_journal_if_another_engin
         finally:
             engine.kill()
     assert has_killed_cluster(journal) is continues
-    found = recover(Directory(journal))
+    found = recover(JournalDirectory(journal))
     assert (found is not None) is continues
     if found is not None:
         events = [event for turn in found.decoded_turns() for event in turn]

@@ -20,7 +20,7 @@ from atoll.controller_process.standby_replication import (
     ReplicationState,
     StandbyReplication,
 )
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import Heartbeat, SnapshotChunk
@@ -194,7 +194,7 @@ def test_the_controller_has_other_things_to_do_between_two_parts():
 
 
 def test_a_snapshot_that_is_damaged_on_the_disk_does_not_arrive_whole(tmp_path: Path):
-    directory = Directory(tmp_path / "journal")
+    directory = JournalDirectory(tmp_path / "journal")
     directory.write_snapshot(1, 5, bytes(4 * PART))
     path = directory.snapshot(1)
     content = bytearray(path.read_bytes())

@@ -23,7 +23,7 @@ PLACES = {
     "watch": "atoll.worker.completion_reporter:CompletionReporter.watch",
     "store": "atoll.worker.store:Store.forget",
     "completions": "atoll.worker.completions:CompletionWatcher._report_completed",
-    "compile": "atoll.worker.host_functions:Functions._work_on",
+    "compile": "atoll.worker.host_functions:HostFunctions._work_on",
     "messages": "atoll.worker.message_handler:MessageHandler.handle",
 }
 state: dict[str, Any] = {}

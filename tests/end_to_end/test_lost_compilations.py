@@ -16,8 +16,8 @@ pytestmark = pytest.mark.thorough
 SECONDS = 120.0
 
 PLACES = {
-    "request": "atoll.worker.host_functions:Functions.compile",
-    "outcome": "atoll.worker.host_functions:Functions.end",
+    "request": "atoll.worker.host_functions:HostFunctions.compile",
+    "outcome": "atoll.worker.host_functions:HostFunctions.end",
 }
 
 

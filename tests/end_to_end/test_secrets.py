@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from atoll.cluster.tenant_settings import read_tenants, token_hash
 from atoll.controller_process.journal_dump import dump_of_journal
 from atoll.controller_process.process_state import decode_snapshot
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import recover
 from atoll.journal.records import decode_events
 from atoll.operate.log_replay import replay
@@ -111,7 +111,7 @@ def journaled(directory: Path) -> set[bytes]:
     try:
         copy = directory / "copy"
         shutil.copytree(directory / "journal", copy)
-        opened = Directory(copy)
+        opened = JournalDirectory(copy)
         recovered = recover(opened)
         opened.close()
         shutil.rmtree(copy)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.grpc import GrpcError, StatusCode
-from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.http2.http2_stream import Http2Stream
 from atoll.grpc.message_reader import SMALL_MESSAGE_BYTES, MessageReader, Traffic
 from tests.grpc.http2.http2_peer import message
 
@@ -22,14 +22,14 @@ MAX_PIECES = 1000  # of a body
 class _Sender:
     """A stand-in for the sender of a stream. Readers send nothing."""
 
-    def make_ready(self, stream: Stream) -> None:
+    def make_ready(self, stream: Http2Stream) -> None:
         raise AssertionError("a reader sends nothing")
 
     def control(self, frame: bytes) -> None:
         pass
 
 
-def reader_for(stream: Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> MessageReader:
+def reader_for(stream: Http2Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> MessageReader:
     return MessageReader(stream, traffic, on_error)
 
 
@@ -67,7 +67,7 @@ def test_the_same_messages_come_however_the_body_is_cut_and_paused(
     traffic = Traffic(10 * MAX_MESSAGE, MAX_MESSAGE)
 
     async def run() -> None:
-        stream = Stream(_Sender(), 1, WINDOW, WINDOW)
+        stream = Http2Stream(_Sender(), 1, WINDOW, WINDOW)
         reader = reader_for(stream, traffic, lambda error: pytest.fail(repr(error)))
 
         def on_message(content: bytes | memoryview) -> None:
@@ -115,7 +115,7 @@ def test_a_body_that_cannot_be_read_is_an_error_once(body: bytes, code: StatusCo
 
     async def run() -> None:
         reader = reader_for(
-            Stream(_Sender(), 1, WINDOW, WINDOW), Traffic(MAX_MESSAGE - 1, MAX_MESSAGE), lambda error: fail(error)
+            Http2Stream(_Sender(), 1, WINDOW, WINDOW), Traffic(MAX_MESSAGE - 1, MAX_MESSAGE), lambda error: fail(error)
         )
 
         def fail(error: Exception) -> None:
@@ -140,7 +140,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_of_the_call(monkeypatch: pytes
         raise MemoryError
 
     async def run() -> None:
-        reader = reader_for(Stream(_Sender(), 1, WINDOW, WINDOW), traffic, errors.append)
+        reader = reader_for(Http2Stream(_Sender(), 1, WINDOW, WINDOW), traffic, errors.append)
         feed(reader, (100_000).to_bytes(5, "big"), False)
 
     monkeypatch.setattr("atoll.grpc.message_reader.np.empty", no_memory)

@@ -20,7 +20,7 @@ from typing import Any
 import atoll
 from atoll.controller.core import Controller
 from atoll.controller_process.process_state import ShellDump, encode_shell, encode_snapshot
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.protocol import events as e
@@ -72,7 +72,7 @@ def write_journal(directory: Path, kind: type[World]) -> dict[str, Any]:
     for _ in range(14):
         act(world)
     found = facts(world.controller)
-    opened = Directory(directory)
+    opened = JournalDirectory(directory)
     payload = encode_snapshot(world.controller, shell_state())
     journal = Journal(opened, 3, 1, lambda: payload)
     opened.write_snapshot(1, 3, payload)
@@ -97,7 +97,7 @@ def write_persisted(directory: Path) -> dict[str, Any]:
     (persisted,), _ = persisted_of(play)
     cluster = PersistedCluster(play.controller.resources.topology.shapes, dict.fromkeys(persisted.sessions, "default"))
     state = PersistedState(cluster, encode_shell(shell_state()), persisted.content, persisted.secrets)
-    opened = Directory(directory)
+    opened = JournalDirectory(directory)
     opened.write_persisted("suspended", 3, encode_persisted(state))
     opened.close()
     return {"sessions": list(persisted.sessions), "arrays": [5]}

@@ -17,11 +17,11 @@ import pytest
 from atoll.cluster.held_directories import is_held
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal import files, journal, segment
-from atoll.journal.files import TAG_BYTES, Directory, FileCipher, new_salt
+from atoll.journal.files import TAG_BYTES, FileCipher, JournalDirectory, new_salt
 from atoll.journal.journal import TRANSITIONS, Journal, JournalState, recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
-from atoll.journal.segment import Segment
+from atoll.journal.segment import JournalSegment
 from atoll.journal.successor import NAME, Successor
 from atoll.protocol import events as e
 from tests.file_limits import no_more_files
@@ -32,20 +32,20 @@ def turn(number: int) -> list[bytes]:
     return [encode_event(e.TimerEnded(float(number), number)), encode_event(e.Flush(float(number)))]
 
 
-def timers(directory: Directory) -> list[int]:
+def timers(directory: JournalDirectory) -> list[int]:
     found = recover(directory)
     assert found is not None
     return [each.timer for turn in found.decoded_turns() for each in turn if isinstance(each, e.TimerEnded)]
 
 
-def timers_or_none(directory: Directory) -> list[int] | None:
+def timers_or_none(directory: JournalDirectory) -> list[int] | None:
     return timers(directory) if directory.snapshots() else None
 
 
 @pytest.fixture(params=["mapped", "written"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directory:
+def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JournalDirectory:
     monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: request.param == "mapped")
-    return Directory(tmp_path / "journal")
+    return JournalDirectory(tmp_path / "journal")
 
 
 def used(path: Path) -> int:
@@ -55,7 +55,7 @@ def used(path: Path) -> int:
     return start + max((end for end, _ in read_turns(content[start:])), default=0)
 
 
-def written(directory: Directory, count: int, term: int = 1) -> Journal:
+def written(directory: JournalDirectory, count: int, term: int = 1) -> Journal:
     """Return a journal with this many turns after its first snapshot."""
     found = Journal(directory, term, 1, lambda: b"a state")
     found.begin()
@@ -189,7 +189,7 @@ def test_turns_go_on_where_a_map_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(segment, "STEP_BYTES", mmap.PAGESIZE)
     monkeypatch.setattr(segment, "_keeps_room", lambda descriptor: True)
     turns = [encode_turn(bytes([number]) * length) for number, length in enumerate([3000, 1080, 1, 20_000, 5], 1)]
-    found = Segment(tmp_path / "segment", b"header")
+    found = JournalSegment(tmp_path / "segment", b"header")
     for each in turns:
         found.append(each)
         content = (tmp_path / "segment").read_bytes()
@@ -269,7 +269,7 @@ def test_files_are_their_owners_alone(directory):
     directory.close()
     directory.path.chmod(0o750)
     with pytest.raises(JournalError, match="chmod 700"):
-        Directory(directory.path)
+        JournalDirectory(directory.path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
@@ -278,22 +278,22 @@ def test_the_error_for_the_directory_of_another_user_names_chown_and_not_chmod(t
     directory.mkdir(mode=0o700)
     os.chown(directory, 4321, -1)
     with pytest.raises(JournalError, match=r"another user \(UID 4321; .*`chown -R 0 "):
-        Directory(directory)
+        JournalDirectory(directory)
 
 
 def test_the_error_for_a_file_in_place_of_the_directory_says_so(tmp_path):
     (tmp_path / "journal").touch()
     with pytest.raises(JournalError, match="it is a file: choose a directory"):
-        Directory(tmp_path / "journal")
+        JournalDirectory(tmp_path / "journal")
 
 
 def test_two_controllers_cannot_have_one_journal(directory):
     with pytest.raises(JournalError, match="in use by another controller"):
-        Directory(directory.path)
+        JournalDirectory(directory.path)
     assert is_held(directory.path), "no program cleans it"
     directory.close()
     assert not is_held(directory.path)
-    Directory(directory.path).close()
+    JournalDirectory(directory.path).close()
 
 
 def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(directory, monkeypatch, caplog):
@@ -418,7 +418,7 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, mo
 
     monkeypatch.setattr(files.fcntl, "flock", fail)
     with pytest.raises(JournalError, match="cannot be locked: No locks available"):
-        Directory(tmp_path / "journal")
+        JournalDirectory(tmp_path / "journal")
 
 
 def test_a_directory_that_somebody_removed_ends_the_journal_and_not_the_cluster(directory, monkeypatch, caplog):
@@ -500,7 +500,7 @@ def test_files_have_nothing_of_their_contents_in_the_clear(directory):
 def test_a_file_that_was_written_with_another_key_is_not_read(directory, tmp_path, monkeypatch):
     written(directory, 1)
     monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "another key"))
-    other = Directory(tmp_path / "other")
+    other = JournalDirectory(tmp_path / "other")
     other.write_snapshot(1, 1, b"somebody's state")
     directory.snapshot(1).write_bytes(other.snapshot(1).read_bytes())
     with pytest.raises(JournalError, match="another key"):
@@ -570,7 +570,7 @@ def test_a_record_of_a_successor_that_cannot_be_read_counts_as_none(directory):
     assert directory.successor() == Successor()
 
 
-def test_the_state_of_a_journal_changes_only_by_the_transitions_of_the_table(directory: Directory) -> None:
+def test_the_state_of_a_journal_changes_only_by_the_transitions_of_the_table(directory: JournalDirectory) -> None:
     def make(state: JournalState) -> Journal:
         made = Journal(directory, 1, 1, lambda: b"")
         made.state = state

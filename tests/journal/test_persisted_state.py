@@ -13,7 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal import files
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import (
     NAME,
@@ -33,7 +33,7 @@ PERSISTED = PersistedState(
 
 def ended(path: Path) -> Path:
     """Return a journal's directory, after a controller of term 5 has persisted its state."""
-    journal = Journal(Directory(path), 5, 1, bytes)
+    journal = Journal(JournalDirectory(path), 5, 1, bytes)
     journal.begin()
     journal.end(encode_persisted(PERSISTED))
     return path
@@ -49,7 +49,7 @@ def test_it_is_all_that_is_left_and_comes_back(tmp_path):
 def test_only_a_cluster_that_was_killed_while_it_ran_leaves_a_journal_to_continue_from(tmp_path):
     directory = tmp_path / "journal"
     assert not has_killed_cluster(directory)
-    journal = Journal(Directory(directory), 5, 1, bytes)
+    journal = Journal(JournalDirectory(directory), 5, 1, bytes)
     journal.begin()
     assert has_killed_cluster(directory)
     (directory / NAME).touch()

@@ -14,7 +14,7 @@ from atoll.controller_process.process_state import decode_shell, decode_snapshot
 from atoll.errors import IncompatibleJournalError
 from atoll.journal import files
 from atoll.journal.event_log import replayed
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import recover
 from atoll.journal.persisted_state import persisted_in
 from atoll.migration.persisted_sessions import decode
@@ -40,7 +40,7 @@ def facts_of(stored: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_journal_is_read_and_its_events_are_replayed(stored: Path, name: str) -> None:
-    found = recover(Directory(stored / name))
+    found = recover(JournalDirectory(stored / name))
     assert found is not None
     assert (found.term, found.cut) == (3, [])
     controller, shell = decode_snapshot(found.payload)
@@ -83,7 +83,7 @@ def test_the_version_of_atoll_does_not_decide_but_that_of_the_protocol(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "__version__", "9.9")
-    directory = Directory(stored / "world")
+    directory = JournalDirectory(stored / "world")
     assert recover(directory) is not None
     monkeypatch.setattr(files, "PROTOCOL", 999)
     before = {path: path.read_bytes() for path in directory.path.iterdir()}
@@ -106,7 +106,7 @@ def test_there_are_files_with_the_structs_of_this_version(tmp_path: Path, monkey
     of_this_version = {tag: (version, oldest) for tag, _, _, version, oldest in declared()}
     met: set[str] = set()
     for name in KINDS:
-        found = recover(Directory(newest / name))
+        found = recover(JournalDirectory(newest / name))
         assert found is not None
         stored = versions(found.payload)
         assert stored == {tag: of_this_version[tag] for tag in stored}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
 from atoll.named_arrays import named_arrays
-from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, Wait
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, VersionWait
 from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
@@ -40,17 +40,17 @@ def wait(
     request: int = 1,
     is_guest: bool = False,
     in_files: bool = False,
-) -> Wait:
-    return Wait(session, request, "ana", "policy", number, newer_than, until, is_guest, in_files)
+) -> VersionWait:
+    return VersionWait(session, request, "ana", "policy", number, newer_than, until, is_guest, in_files)
 
 
-def opened(names: NamedArrays, asked: Wait) -> Opened:
+def opened(names: NamedArrays, asked: VersionWait) -> Opened:
     (answer,) = names.open(0.0, asked)
     assert isinstance(answer, Opened)
     return answer
 
 
-def refused(names: NamedArrays, asked: Wait) -> str:
+def refused(names: NamedArrays, asked: VersionWait) -> str:
     (answer,) = names.open(0.0, asked)
     assert isinstance(answer, Refused)
     return answer.status.message
@@ -528,7 +528,7 @@ class Player:
                 until = self.now + rng.choice((0, 3))
                 is_guest = self.asked_as_guest[self.requests] = rng.random() < 0.5
                 in_files = number > 0 and rng.random() < 0.5
-                asked = Wait(session, self.requests, tenant, name, number, newer, until, is_guest, in_files)
+                asked = VersionWait(session, self.requests, tenant, name, number, newer, until, is_guest, in_files)
                 self.perform(names.open(self.now, asked))
             case 5 if self.readers:
                 reader = rng.choice(sorted(self.readers))

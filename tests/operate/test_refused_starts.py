@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.journal import files
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from tests.cluster_process import User
@@ -21,7 +21,7 @@ OPERATE = Path(__file__).resolve().parents[2] / "docs" / "operate"
 def test_a_start_without_the_tenant_of_a_persisted_session_has_its_own_exit_status(user: User, tmp_path: Path) -> None:
     shapes = ClusterSettings("1x1x1").topology.shapes
     state = PersistedState(PersistedCluster(shapes, {3: "ana"}), b"", b"", {3: "a secret"})
-    journal = Journal(Directory(tmp_path / "journal"), 5, 1, bytes)
+    journal = Journal(JournalDirectory(tmp_path / "journal"), 5, 1, bytes)
     journal.begin()
     journal.end(encode_persisted(state))
     ended = user.atoll("up", "--foreground", "--islands", "1x1x1", "--journal", str(tmp_path / "journal"))
@@ -33,7 +33,7 @@ def test_a_start_with_the_journal_of_another_protocol_has_its_own_exit_status(
     user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "FileHeader", partial(files.FileHeader, protocol=999))
-    journal = Journal(Directory(tmp_path / "journal"), 5, 1, bytes)
+    journal = Journal(JournalDirectory(tmp_path / "journal"), 5, 1, bytes)
     journal.begin()
     journal.close()
     ended = user.atoll("up", "--foreground", "--islands", "1x1x1", "--journal", str(tmp_path / "journal"))

@@ -144,7 +144,7 @@ def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_trace
 def test_a_journal_that_cannot_be_written_is_reported_and_is_complete_again_later(user: User, tmp_path: Path) -> None:
     """Section: the journal cannot be written."""
     fails = tmp_path / "fails"
-    env = faults.environment({"atoll.journal.segment:Segment.append": f"fails_while:{fails}"}, user.env)
+    env = faults.environment({"atoll.journal.segment:JournalSegment.append": f"fails_while:{fails}"}, user.env)
     up(user, "--islands", "1x1x1", "--journal", str(tmp_path / "journal"), **env)
     fails.touch()
     assert script(user, ADD) == "2.0\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from atoll.protocol import messages as m
-from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
+from atoll.protocol.permissions import COMMANDS, PERMISSIONS, PeerKind, Scope, scope_of, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md"
 
@@ -21,7 +21,7 @@ def test_the_table_of_the_docs_is_the_codes():
 
 def test_a_user_changes_nothing_but_its_own():
     for message in PERMISSIONS:
-        assert scope_of(Peer.USER, message) in (None, Scope.OWN)
+        assert scope_of(PeerKind.USER, message) in (None, Scope.OWN)
     for message in (
         m.DumpRequest,
         m.StopRequest,
@@ -31,14 +31,14 @@ def test_a_user_changes_nothing_but_its_own():
         m.SetTenant,
         m.RemoveTenant,
     ):
-        assert scope_of(Peer.USER, message) is None
-        assert scope_of(Peer.OPERATOR, message) is Scope.ALL
+        assert scope_of(PeerKind.USER, message) is None
+        assert scope_of(PeerKind.OPERATOR, message) is Scope.ALL
 
 
 def test_no_tenant_says_what_hosts_and_engines_say():
     for message in (*get_args(m.FromWorker), *get_args(m.FromEngine)):
         if message not in (*get_args(m.FromProxy), *get_args(m.FromOperator)):
-            assert scope_of(Peer.USER, message) is scope_of(Peer.OPERATOR, message) is None
+            assert scope_of(PeerKind.USER, message) is scope_of(PeerKind.OPERATOR, message) is None
 
 
 def test_each_command_asks_something():

@@ -10,7 +10,7 @@ from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.controller_lease import ControllerLease
-from atoll.session.outgoing_messages import Outgoing
+from atoll.session.outgoing_messages import OutgoingMessages
 from atoll.session.session_interfaces import CallbackHandler, HostAccess, OnBroken, OnFeed, Unreached
 
 WINDOW = 4
@@ -48,7 +48,7 @@ class FakeCluster:
         self._sent: list[Any] = []
         self.session = ClusterSession(
             welcome(**shape),
-            Outgoing(self),
+            OutgoingMessages(self),
             self._open_channels,
             lambda: asyncio.get_running_loop().create_future(),
             first_handle,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.protocol import messages as m
-from atoll.session.outgoing_messages import LaunchWindow, Outgoing
+from atoll.session.outgoing_messages import LaunchWindow, OutgoingMessages
 
 
 class Sent:
@@ -19,7 +19,7 @@ class Sent:
     def __init__(self, has_clock: bool = True) -> None:
         self.messages: list[Any] = []
         self.timers: list[Callable[[], None]] = []
-        self.outgoing = Outgoing(self, self.later if has_clock else None)
+        self.outgoing = OutgoingMessages(self, self.later if has_clock else None)
 
     def send(self, message: Any) -> None:
         self.messages.append(message)

@@ -7,7 +7,7 @@ import msgspec
 from atoll.controller_process.frame_limits import MAX_NODES_FRAME
 from atoll.ir.program import Call, Program
 from atoll.protocol import messages as m
-from atoll.session.registered_programs import ProgramCache, in_parts
+from atoll.session.registered_programs import SessionProgramCache, in_parts
 from tests.controller.play import chain_of, on
 
 
@@ -15,7 +15,7 @@ class Registry:
     def __init__(self, limit: int) -> None:
         self.registered: list[str] = []
         self.released: list[int] = []
-        self.cache = ProgramCache(self._register, self.released.append, limit)
+        self.cache = SessionProgramCache(self._register, self.released.append, limit)
 
     def _register(self, program: Program) -> int:
         self.registered.append(program.name)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from atoll.errors import OK, Code, Status
-from atoll.state.buffer_directory import Directory, Entry
+from atoll.state.buffer_directory import BufferDirectory, Entry
 from atoll.state.buffer_states import BufferState, HandleState
 from tests.work_counts import instructions_of
 
@@ -9,9 +9,9 @@ LOST = Status(Code.DATA_LOSS, "host 3 is gone")
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
 
-def directory(**entries: Entry) -> Directory:
+def directory(**entries: Entry) -> BufferDirectory:
     """Return a directory of the handles named h1, h2, ..."""
-    result = Directory()
+    result = BufferDirectory()
     for name, entry in entries.items():
         result.add(int(name[1:]), entry)
     return result
@@ -162,7 +162,7 @@ def test_buffers_that_stand_for_errors_count_no_bytes():
 # ---- many buffers at once
 
 
-def many(count: int, uses: int = 0) -> Directory:
+def many(count: int, uses: int = 0) -> BufferDirectory:
     return directory(**{f"h{handle}": pending(uses=uses) for handle in range(count)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.errors import Code, Status
-from atoll.state.buffer_directory import Directory, Entry, SpilledArray
+from atoll.state.buffer_directory import BufferDirectory, Entry, SpilledArray
 from atoll.state.buffer_states import TRANSITIONS, BufferState, HandleState
 from tests.state_tables import check_table
 
@@ -16,7 +16,7 @@ def test_a_buffer_enters_the_states_of_the_table_and_no_other():
 
 
 def test_the_results_of_a_failed_launch_are_errors_when_its_gangs_have_ended():
-    directory = Directory()
+    directory = BufferDirectory()
     directory.add(1, Entry((0,), 8))
     directory.fail((1,), FAILED)
     entry = directory.entries[1]

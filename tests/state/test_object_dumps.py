@@ -14,7 +14,7 @@ from atoll.state import object_dumps
 from atoll.state.object_dumps import (
     AnyRef,
     Callback,
-    Counts,
+    CountsOf,
     Deque,
     Dump,
     Ref,
@@ -53,7 +53,7 @@ class NodeDump(Dump):
     following: Ref[Node] | None = None
     others: dict[int, Ref[Node]] = {}
     queue: Deque[Ref[Node]] = []
-    counts: Counts[str] = {}
+    counts: CountsOf[str] = {}
     call: Callback | None = None
     any: AnyRef | None = None
 

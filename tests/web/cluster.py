@@ -1,4 +1,4 @@
-"""Helpers of the page's tests: a `Source` without a cluster, and the page's process for a real cluster."""
+"""Helpers of the page's tests: a `SnapshotSource` without a cluster, and the page's process for a real cluster."""
 
 from __future__ import annotations
 

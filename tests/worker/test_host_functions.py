@@ -29,7 +29,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.compilers import Compilers
 from atoll.worker.function_records import Pending
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.query_answers import ANSWERS, QueryAnswers
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
@@ -42,7 +42,7 @@ class Host:
         self.inbox = Inbox(lambda session, feed: None)
         self.backend = backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
-        self.functions = Functions(
+        self.functions = HostFunctions(
             backend,
             self.inbox,
             TypeKeys(),
@@ -208,7 +208,7 @@ def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monk
     source = NullProgram("step", 0.0, (), ()).source()
     host.inbox.put(ALICE, 0, source)
     with monkeypatch.context() as lost:
-        lost.setattr(Functions, "end", lambda *_: None)
+        lost.setattr(HostFunctions, "end", lambda *_: None)
         host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
     assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
     host.inbox.put(ALICE, 1, source)
@@ -224,7 +224,7 @@ def test_a_host_that_compiles_again_keeps_the_requests_of_other_sessions() -> No
         host.inbox.put(session, 0, source)
         host.functions.compile(Compile("a", session, 0, (((0, 0),),)))
     with pytest.MonkeyPatch.context() as lost:
-        lost.setattr(Functions, "end", lambda *_: None)
+        lost.setattr(HostFunctions, "end", lambda *_: None)
         later.run()
     assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
     host.inbox.put(ALICE, 1, source)

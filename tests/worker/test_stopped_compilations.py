@@ -18,7 +18,7 @@ from atoll.protocol.messages import CloseWorld, Compile, Compiled, CompileReport
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.compilers import Compilers, ProgramCompilation
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
 from tests.waiting import until
@@ -93,7 +93,7 @@ class Host:
         backend.loader = cast(Any, self.loader)
         compilers, worlds = Compilers(cast(Any, self.server)), cast(Any, Worlds())
         keys, report = TypeKeys(), self.compiled.append
-        self.functions = Functions(
+        self.functions = HostFunctions(
             backend, self.inbox, keys, report=report, pool=cast(Any, AtOnce()), compilers=compilers, worlds=worlds
         )
 

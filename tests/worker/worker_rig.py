@@ -53,7 +53,7 @@ class Rig:
         from atoll.peers.data_port import DataPort
         from atoll.transfers.inbox import Inbox
         from atoll.worker.executor_thread import ExecutorThread
-        from atoll.worker.host_functions import Functions
+        from atoll.worker.host_functions import HostFunctions
         from atoll.worker.host_network import DataPortNetwork
         from atoll.worker.host_worlds import HostWorlds
         from atoll.worker.spill_store import SpillStore
@@ -72,7 +72,7 @@ class Rig:
         self.worlds = HostWorlds(
             self.backend.worlds, self.report, lambda world: f"unix:{directory}/world-{world}", "127.0.0.1"
         )
-        self.functions = Functions(
+        self.functions = HostFunctions(
             self.backend, self.inbox, keys, report=self.report, compilers=compilers, worlds=self.worlds
         )
         network = DataPortNetwork(self.backend, self.port, 0)

@@ -43,7 +43,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Registration:
+class HandlerRegistration:
     """A target's handlers in a library: (stage, place)."""
 
     library: Library
@@ -133,14 +133,14 @@ class FfiHandlers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given: dict[tuple[str, str], Registration] = {}  # by XLA's platform and target
+        self._given: dict[tuple[str, str], HandlerRegistration] = {}  # by XLA's platform and target
         self._types: dict[tuple[str, str], Mapping[str, Any]] = {}  # by XLA's platform and name
         self._recorded: dict[tuple[str, str], Any] = {}  # capsules by stage, or one capsule of the older interface
         self._files: dict[tuple[str, int, int, int], Library] = {}
         self._partitionable: set[str] = set()
         self._checked: dict[str, bool] = {}  # whether all handlers of a target are JAX's own
 
-    def give(self, platform: str, registrations: Mapping[str, Registration]) -> None:
+    def give(self, platform: str, registrations: Mapping[str, HandlerRegistration]) -> None:
         """Use these registrations instead of JAX's, for a platform in JAX's name."""
         with self._lock:
             self._given.update({(PLATFORMS[platform], name): each for name, each in registrations.items()})
@@ -176,7 +176,7 @@ class FfiHandlers:
             given = {name for its_platform, name in self._given if its_platform == xla_platform}
             return given | {name for name in registered if not self._checked[name]}
 
-    def find(self, platform: str, names: Iterable[str]) -> dict[str, Registration]:
+    def find(self, platform: str, names: Iterable[str]) -> dict[str, HandlerRegistration]:
         """Return the registrations of targets among `names(platform)`. Raise StatusError if one cannot be sent."""
         xla_platform = PLATFORMS.get(platform, platform)
         registered = self._registered(xla_platform)
@@ -195,7 +195,7 @@ class FfiHandlers:
             recorded = {name: each for (platform, name), each in self._recorded.items() if platform == xla_platform}
         return {**xla_client.custom_call_targets(xla_platform), **recorded}
 
-    def _registration(self, name: str, handlers: Any, xla_platform: str) -> Registration:
+    def _registration(self, name: str, handlers: Any, xla_platform: str) -> HandlerRegistration:
         located = {stage: _locate(_address(capsule)) for stage, capsule in _stages(handlers).items()}
         if not isinstance(handlers, Mapping):
             raise unimplemented(
@@ -215,7 +215,7 @@ class FfiHandlers:
             raise unimplemented(f"the handlers of the FFI target {name!r} are in several libraries: {', '.join(paths)}")
         library = self._library(name, places[0][1])
         types = tuple(self._types_in(paths[0], xla_platform))
-        return Registration(library, tuple((stage, each.offset) for stage, each in places), types)
+        return HandlerRegistration(library, tuple((stage, each.offset) for stage, each in places), types)
 
     def _types_in(self, path: str, xla_platform: str) -> Iterator[LibraryType]:
         with self._lock:

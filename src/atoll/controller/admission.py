@@ -36,7 +36,7 @@ from atoll.protocol.events import (
     Received,
     TimerEnded,
 )
-from atoll.protocol.permissions import Peer as Kind
+from atoll.protocol.permissions import PeerKind
 from atoll.protocol.permissions import check as check_permission
 from atoll.quantities import counted
 from atoll.security.roles import is_of_the_cluster, may_claim
@@ -184,7 +184,7 @@ class Admission:
         if not peer.handlers.speaks:
             return False
         tenant = peer.tenant
-        kind = Kind.OPERATOR if tenant is not None and tenant.is_operator else Kind.USER
+        kind = PeerKind.OPERATOR if tenant is not None and tenant.is_operator else PeerKind.USER
         check_permission(peer.handlers.speaks, kind, type(message), "" if tenant is None else tenant.name)
         return True
 

@@ -52,7 +52,7 @@ from atoll.journal.event_log import EventLog
 from atoll.journal.stored_settings import StoredSettings
 from atoll.launch.connections import Peer
 from atoll.migration.persisted_arrays import StoredArray
-from atoll.named_arrays.named_arrays import NamedArrays, Wait
+from atoll.named_arrays.named_arrays import NamedArrays, VersionWait
 from atoll.named_arrays.transfer_trees import TransferTree
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_records import Name, PublishedArray, Version, VersionIndex
@@ -63,7 +63,7 @@ from atoll.state.buffer_directory import NO_ENTRY
 from atoll.state.object_dumps import (
     As,
     Callback,
-    Counts,
+    CountsOf,
     Deque,
     Dump,
     Ref,
@@ -144,9 +144,9 @@ class DetachedSessionsDump(Dump):
 @dump_of(Inboxes, "inboxes", version=3)
 class InboxesDump(Dump):
     _turns: TurnsOf[m.FromProxy]
-    _nodes: Counts[int] = {}
-    _credits: Counts[int] = {}
-    _bytes: Counts[int] = {}
+    _nodes: CountsOf[int] = {}
+    _credits: CountsOf[int] = {}
+    _bytes: CountsOf[int] = {}
     _at_once: int = 0
     _cost: int = 0
     failed: dict[int, Bug] = {}
@@ -222,7 +222,7 @@ class ArraysNameDump(Dump):
 class NamedArraysDump(Dump):
     names: dict[tuple[str, str], Ref[Name]] = {}
     readers: dict[int, tuple[int, Ref[Version]]] = {}
-    waits: dict[Key, Wait] = {}
+    waits: dict[Key, VersionWait] = {}
     pending: dict[tuple[str, str, int], Ref[Version]] = {}
     _waits_of: dict[int, int] = {}
     _readers_of: dict[int, set[int]] = {}

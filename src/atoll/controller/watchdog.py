@@ -15,7 +15,7 @@ from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
 from atoll.launch.foremost_gangs import with_foremost
 from atoll.launch.launches import Launches
-from atoll.launch.queued_work import Wait
+from atoll.launch.queued_work import SessionWait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
 from atoll.quantities import noun_for
@@ -98,7 +98,7 @@ class Watchdog:
         """Return all unfinished work for sessions, with the seconds for which the checks have found it."""
         return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
 
-    def ahead(self, now: float, waits: Mapping[int, Sequence[Wait[GangRun]]]) -> Iterator[Ahead]:
+    def ahead(self, now: float, waits: Mapping[int, Sequence[SessionWait[GangRun]]]) -> Iterator[Ahead]:
         """Yield the gangs of other sessions that sessions wait for.
 
         `waits` are the waits for each island. There may be many such gangs, so each text is made when it is taken.

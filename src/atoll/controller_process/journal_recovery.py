@@ -14,7 +14,7 @@ from atoll.controller.core import Controller
 from atoll.controller_process.process_state import ProcessState, ShellDump, decode_shell, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import JournalError
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Recovered, recover
 from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
 
@@ -39,7 +39,7 @@ class JournalRecovery:
 
     def __init__(self, path: str, *, restarts: bool) -> None:
         self._began = time.monotonic()
-        self.directory = Directory(path)
+        self.directory = JournalDirectory(path)
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
         self.last_term = 0

@@ -17,7 +17,7 @@ from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.successor_probe import later_controller
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import recover
 from atoll.journal.persisted_state import NAME, decode_persisted
 from atoll.missing import exists
@@ -39,7 +39,7 @@ async def end_killed_cluster(
     operating system cannot read the journal, which may be intact, and IncompatibleJournalError if the journal has
     another protocol or key.
     """
-    directory = Directory(path)
+    directory = JournalDirectory(path)
     try:
         with _explained(directory, "it cannot be read now"):
             is_killed = bool(directory.snapshots() or directory.segments())
@@ -51,7 +51,7 @@ async def end_killed_cluster(
 
 
 @contextlib.contextmanager
-def _explained(directory: Directory, what: str) -> Iterator[None]:
+def _explained(directory: JournalDirectory, what: str) -> Iterator[None]:
     """Raise JournalError for an OSError in this block. `what` is the effect."""
     try:
         yield
@@ -63,7 +63,7 @@ def _explained(directory: Directory, what: str) -> Iterator[None]:
 
 
 async def _end(
-    directory: Directory,
+    directory: JournalDirectory,
     make_shell: Callable[[ProcessState], ControllerShell],
     persist: bool,
     has_persisted: bool,
@@ -97,7 +97,7 @@ async def _end(
         directory.clear()
 
 
-def _read(directory: Directory) -> tuple[ProcessState, int] | None:
+def _read(directory: JournalDirectory) -> tuple[ProcessState, int] | None:
     """Return the last state of the cluster, and the term of its controller.
 
     If the journal is damaged, set its files aside and return None. Raises IncompatibleJournalError, and OSError if the
@@ -130,7 +130,7 @@ def _read(directory: Directory) -> tuple[ProcessState, int] | None:
 
 
 def _persist(
-    directory: Directory,
+    directory: JournalDirectory,
     state: ProcessState,
     term: int,
     make_shell: Callable[[ProcessState], ControllerShell],

@@ -40,7 +40,7 @@ from atoll.controller_process.standby_replication import SUSPICION_SECONDS, Stan
 from atoll.controller_process.step_budget import StepBudget
 from atoll.controller_process.takeover import first_term
 from atoll.errors import AtollError, Code, Status
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.journal.records import decode_event
@@ -334,7 +334,7 @@ class ControllerShell(StateMachine[ShellState]):
             self.joiners.close()
         return self._persist_sessions()
 
-    def keep_journal(self, directory: Directory, term: int, number: int = 1) -> Journal:
+    def keep_journal(self, directory: JournalDirectory, term: int, number: int = 1) -> Journal:
         """Keep a journal from now on, whose first segment has this number. The caller begins the segment."""
         self.journal = Journal(directory, term, number, self.snapshot)
         return self.journal

@@ -23,7 +23,7 @@ from atoll.controller_process.standby_replication import put_off
 from atoll.controller_process.standby_status import StandbyProgress
 from atoll.controller_process.takeover import Takeover, first_term, next_term, transitions_of
 from atoll.errors import ConnectError
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.records import decode_events
 from atoll.leadership.election import Claim, LeaseState
 from atoll.leadership.lease_keeper import LeaseKeeper
@@ -74,7 +74,7 @@ class Standby:
         self._loop = asyncio.get_running_loop()
         self._address: Address = parse_address(options.standby)
         self.identity, self._own_identity = _identities(options)
-        self._directory = Directory(options.journal)
+        self._directory = JournalDirectory(options.journal)
         self._takeover = Takeover()
         self._state: ProcessState | None = None  # a replica of the controller's state
         self._shell: ControllerShell | None = None  # after the takeover

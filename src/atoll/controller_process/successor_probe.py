@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.controller_process.controller_identities import own_identity
 from atoll.errors import AddressError, ConnectError
-from atoll.journal.files import Directory
+from atoll.journal.files import JournalDirectory
 from atoll.journal.successor import Successor
 from atoll.security.roles import Role
 from atoll.wire.address import parse_address
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _SECONDS = 2.0  # for the standby to answer
 
 
-async def later_controller(directory: Directory, acceptor: Acceptor, authority: str) -> Successor | None:
+async def later_controller(directory: JournalDirectory, acceptor: Acceptor, authority: str) -> Successor | None:
     """Return the controller that has taken over from the journal's one, or None if none is known.
 
     Args:

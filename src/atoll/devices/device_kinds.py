@@ -21,9 +21,9 @@ class DeviceKind(msgspec.Struct, frozen=True):
     `atoll.engines.shared_process`).
 
     `backend(devices, cache_directory, membership)` creates the `DeviceBackend`, once per process of
-    `atoll.worker.worker_main`. It blocks until the devices are ready. With a `Membership`, the host joins the other
-    hosts of its island. In a cluster with several islands, `among_islands(membership, directory)` is called before,
-    with the worker's directory.
+    `atoll.worker.worker_main`. It blocks until the devices are ready. With an `IslandMembership`, the host joins the
+    other hosts of its island. In a cluster with several islands, `among_islands(membership, directory)` is called
+    before, with the worker's directory.
 
     The engine calls `check()` before it starts anything. It raises ClusterError for settings in the environment that
     the kind does not support.
@@ -57,7 +57,7 @@ def kind_of(platform: str) -> DeviceKind:
     return KINDS.get(platform, XLA)
 
 
-class Membership(msgspec.Struct, frozen=True):
+class IslandMembership(msgspec.Struct, frozen=True):
     """How a host joins the other hosts of its island: see `devices.xla.xla_island.join`."""
 
     address: str

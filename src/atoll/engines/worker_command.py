@@ -14,7 +14,7 @@ from atoll.cluster.processes.process_runtime import command, with_malloc_tuning
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.settings import DEFAULT_PLATFORM, SETTINGS, ClusterSettings
 from atoll.devices.accelerators import visible
-from atoll.devices.device_kinds import XLA, Membership, kind_of
+from atoll.devices.device_kinds import XLA, IslandMembership, kind_of
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
 from atoll.worker.worker_options import CONNECT_SECONDS, IslandOptions, WorkerOptions
@@ -54,7 +54,9 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
     if kind.process_per_island:
         return command(kind.process, island_options(start, place))
     membership = (
-        Membership(place.coordinator_address, start.rank, start.hosts, place.hostname) if start.hosts > 1 else None
+        IslandMembership(place.coordinator_address, start.rank, start.hosts, place.hostname)
+        if start.hosts > 1
+        else None
     )
     return command(
         kind.process,

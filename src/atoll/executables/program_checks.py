@@ -285,7 +285,7 @@ def op_sharding(spec: ArraySpec) -> bytes | None:
     )
 
 
-class Arguments:
+class ArgumentTypes:
     """The types of an executable's arguments. `name` is that of the executable, for errors."""
 
     def __init__(self, name: str, expected: Sequence[ArraySpec]) -> None:

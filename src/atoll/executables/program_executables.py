@@ -10,7 +10,7 @@ import msgspec
 from atoll.errors import invalid, unimplemented
 from atoll.executables.compiled_executables import Executable
 from atoll.executables.loaded_executable import ExecutableWithoutProgram, LoadedExecutable
-from atoll.executables.program_checks import Arguments, ProgramChecker
+from atoll.executables.program_checks import ArgumentTypes, ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
@@ -88,7 +88,7 @@ class ProgramExecutable(LoadedExecutable):
         self.devices = specs[last].sharding.devices if specs else called[0]
         consumed = {value for node in self.definition.nodes for value in consumes(node)}
         self.donated = frozenset(i for i in range(len(self.definition.arguments)) if i in consumed)
-        self._arguments = Arguments(f"program {self.name!r}", self.definition.arguments)
+        self._arguments = ArgumentTypes(f"program {self.name!r}", self.definition.arguments)
 
     def gather(self, staged: list[int], arguments: list[int]) -> list[int]:
         every = [*staged, *arguments]

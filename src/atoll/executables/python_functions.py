@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.errors import invalid, unimplemented
 from atoll.executables.loaded_executable import LoadedExecutable
-from atoll.executables.program_checks import Arguments, describe
+from atoll.executables.program_checks import ArgumentTypes, describe
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
@@ -75,7 +75,7 @@ class PythonExecutable(LoadedExecutable):
     def take(self, inputs: Sequence[ArraySpec]) -> None:
         """Set the argument types. Raises INVALID_ARGUMENT or UNIMPLEMENTED if they are not supported."""
         self.inputs = tuple(self._checked(each) for each in inputs)
-        self._arguments = Arguments(self.name, self.inputs)
+        self._arguments = ArgumentTypes(self.name, self.inputs)
 
     def _checked(self, spec: ArraySpec) -> ArraySpec:
         if not set(spec.sharding.devices) <= set(self.devices):

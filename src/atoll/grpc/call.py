@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.grpc.http2.http2_stream import Buffer, Stream, ignore
+from atoll.grpc.http2.http2_stream import Buffer, Http2Stream, ignore
 from atoll.grpc.message_reader import MessageReader, Traffic, ignore_message, message_prefix
 from atoll.grpc.metadata import RESPONSE_HEADERS, encode_metadata, status_trailers
 from atoll.grpc.status import GrpcError, StatusCode
@@ -52,7 +52,7 @@ class Call:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Http2Stream,
         path: str,
         metadata: Mapping[str, bytes],
         *,

@@ -28,7 +28,7 @@ from atoll.grpc.call import Call
 from atoll.grpc.http2.frames import ErrorCode, HeaderList
 from atoll.grpc.http2.http2_connection import Http2Connection
 from atoll.grpc.http2.http2_limits import Limits
-from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.http2.http2_stream import Http2Stream
 from atoll.grpc.message_reader import Traffic
 from atoll.grpc.metadata import check_grpc_request, parse_metadata
 from atoll.grpc.status import GrpcError, StatusCode
@@ -204,7 +204,7 @@ class GrpcServer:
             bytes_out=past.bytes_out + connection.bytes_out,
         )
 
-    def _request(self, traffic: Traffic, stream: Stream, headers: HeaderList) -> None:
+    def _request(self, traffic: Traffic, stream: Http2Stream, headers: HeaderList) -> None:
         http_status = check_grpc_request(headers)
         if http_status != 200:
             stream.end([(b":status", b"%d" % http_status)])

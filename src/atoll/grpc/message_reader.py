@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from atoll.grpc.http2.http2_stream import Stream, ignore
+from atoll.grpc.http2.http2_stream import Http2Stream, ignore
 from atoll.grpc.status import GrpcError, StatusCode
 
 SMALL_MESSAGE_BYTES = 64 << 10
@@ -76,7 +76,7 @@ class MessageReader:
         "_traffic",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, stream: Http2Stream, traffic: Traffic, on_error: Callable[[Exception], None]) -> None:
         self._on_message: Callable[[bytes | memoryview], Any] = ignore_message
         self._on_end: Callable[[], None] = ignore
         self._stream = stream

@@ -28,7 +28,7 @@ from atoll.cluster.environment_variables import KEY_FILE
 from atoll.cluster.held_directories import hold
 from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.segment import Segment
+from atoll.journal.segment import JournalSegment
 from atoll.journal.successor import NAME as SUCCESSOR
 from atoll.journal.successor import Successor, decode_successor, encode_successor
 from atoll.missing import MISSING
@@ -197,7 +197,7 @@ class ReadableDirectory:
         return cipher_for(found, self._key, str(self.segment(number)))
 
 
-class Directory(ReadableDirectory):
+class JournalDirectory(ReadableDirectory):
     """The directory of one journal. Holds a lock on it until the process ends: two controllers never share one.
 
     Raises JournalError if the directory is unusable, in use, or accessible to other users, and AccessError if the user
@@ -313,10 +313,10 @@ class Directory(ReadableDirectory):
         finally:
             path.unlink(missing_ok=True)
 
-    def open_segment(self, number: int, term: int) -> tuple[Segment, FileCipher]:
+    def open_segment(self, number: int, term: int) -> tuple[JournalSegment, FileCipher]:
         """Create a segment to append to, and the cipher that encrypts its turns. Raises OSError."""
         cipher = FileCipher(self._key, new_salt())
-        return Segment(self.segment(number), header(number, term, cipher)), cipher
+        return JournalSegment(self.segment(number), header(number, term, cipher)), cipher
 
 
 def journal_key() -> bytes:

@@ -22,10 +22,10 @@ import msgspec
 
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.files import ALL, Directory, FileCipher, ReadableDirectory, read_header
+from atoll.journal.files import ALL, FileCipher, JournalDirectory, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
-from atoll.journal.segment import Segment
+from atoll.journal.segment import JournalSegment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
 from atoll.journal.successor import Successor
 from atoll.protocol.events import AnyEvent, JournalLoad
@@ -71,7 +71,7 @@ class Journal(StateMachine[JournalState]):
 
     def __init__(
         self,
-        directory: Directory,
+        directory: JournalDirectory,
         term: int,
         number: int,
         state: Callable[[], bytes],
@@ -83,7 +83,7 @@ class Journal(StateMachine[JournalState]):
         self._directory = directory
         self._encoded_state = state
         self._number = number
-        self._segment: Segment | None = None
+        self._segment: JournalSegment | None = None
         self._cipher: FileCipher | None = None  # for the segment's turns
         self._cpu_time = cpu_time
         self._events = self._bytes = 0  # since the last snapshot began
@@ -187,7 +187,7 @@ class Journal(StateMachine[JournalState]):
         self._events = events
         self._switch_to(*self._directory.open_segment(self._number, self.term))
 
-    def _switch_to(self, segment: Segment | None, cipher: FileCipher | None = None) -> None:
+    def _switch_to(self, segment: JournalSegment | None, cipher: FileCipher | None = None) -> None:
         """Close the current segment and append to this one from now on."""
         if self._segment is not None:
             self._segment.close()
@@ -373,7 +373,7 @@ class Recovered(msgspec.Struct):
             yield list(decode_events(turn))
 
 
-def recover(directory: Directory) -> Recovered | None:
+def recover(directory: JournalDirectory) -> Recovered | None:
     """Return the newest readable snapshot and the turns after it, or None if there are no snapshots.
 
     Reads only what was written: at the first torn write or changed bit, the segment is truncated and later segments are

@@ -27,7 +27,7 @@ _STATFS_BYTES = 256  # larger than the result
 _libc = ctypes.CDLL(None)
 
 
-class Segment:
+class JournalSegment:
     """A new segment that begins with `header`. For one thread. The constructor and `append` raise OSError."""
 
     def __init__(self, path: Path, header: bytes) -> None:

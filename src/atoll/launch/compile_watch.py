@@ -26,7 +26,7 @@ STUCK_SECONDS = 600.0
 MAX_ASKED = 32
 
 
-class Watched(msgspec.Struct, frozen=True, array_like=True):
+class WatchedCompilation(msgspec.Struct, frozen=True, array_like=True):
     """A compilation on a host, as its session last requested it, and as the worker last reported it."""
 
     session: int
@@ -42,7 +42,7 @@ class Watched(msgspec.Struct, frozen=True, array_like=True):
 class Lost(NamedTuple):
     """The worker does not know the compilation. `request` says whether to request it again."""
 
-    watched: Watched
+    watched: WatchedCompilation
     request: bool
 
 
@@ -56,13 +56,13 @@ class CompileWatch:
     """The compilations that were requested from workers, by function and host."""
 
     def __init__(self) -> None:
-        self._watched: dict[tuple[str, int], Watched] = {}
+        self._watched: dict[tuple[str, int], WatchedCompilation] = {}
 
     def requested(self, function: str, host: int, session: int, feed: int, now: float) -> None:
         """Watch a compilation that is requested from a worker now, for the first time or again."""
         before = self._watched.get((function, host))
         requests = 0 if before is None else before.requests
-        self._watched[function, host] = Watched(session, feed, now, requests=requests)
+        self._watched[function, host] = WatchedCompilation(session, feed, now, requests=requests)
 
     def forget(self, hosts: Container[int]) -> None:
         """Forget the compilations on hosts that are lost."""
@@ -101,7 +101,7 @@ class CompileWatch:
         is_stuck = report.stage is m.CompileStage.COMPILING and now - each.since > STUCK_SECONDS
         return Stuck(now - each.since) if is_stuck else None
 
-    def _unknown(self, key: tuple[str, int], each: Watched) -> Lost | None:
+    def _unknown(self, key: tuple[str, int], each: WatchedCompilation) -> Lost | None:
         if each.unknown < _UNKNOWN_REPORTS:
             self._watched[key] = each
             return None

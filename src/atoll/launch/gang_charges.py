@@ -27,7 +27,7 @@ _PAIR = 16  # bytes of a segment's start and end
 _MAX_JOINT = 64
 
 
-class Recorder(Protocol):
+class GangRecorder(Protocol):
     """Records the ends of gangs, for traces."""
 
     def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
@@ -51,7 +51,7 @@ class Recorder(Protocol):
 class GangCharges:
     """Charges and counts the gangs of all islands."""
 
-    def __init__(self, trace: Recorder) -> None:
+    def __init__(self, trace: GangRecorder) -> None:
         self.tallies = Tallies()
         self.joint: dict[tuple[tuple[int, ...], str], Tally] = {}  # of joint gangs, by their islands and tenant
         self.clocks = DeviceClocks()

@@ -12,7 +12,7 @@ from atoll.cluster.processes.leases import Leases
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.launch.compilation import Compilation
-from atoll.launch.compile_watch import CompileWatch, Watched
+from atoll.launch.compile_watch import CompileWatch, WatchedCompilation
 from atoll.launch.connections import Connections, Peer
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.delegated_run_records import DelegatedRun, Revocation
@@ -42,7 +42,7 @@ from atoll.state.delegated_parts import DelegatedProgram, IslandPart, PartMemory
 from atoll.state.gang_specs import GangSpec
 from atoll.state.host_window import HostWindow
 from atoll.state.memory_quotas import MemoryQuota
-from atoll.state.object_dumps import AnyRef, As, Callback, Counts, Deque, Dump, Ref, Shared, callback, dump_of
+from atoll.state.object_dumps import AnyRef, As, Callback, CountsOf, Deque, Dump, Ref, Shared, callback, dump_of
 from atoll.state.programs import HostPlan
 from atoll.state.queued_nodes import Dependency, Gang, QueuedNode
 from atoll.state.session import ControlFlowRun, Launch, Session
@@ -107,8 +107,8 @@ class SequentialDispatchDump(Dump):
 class PlacesDump(Dump):
     _most_of_a_session: int
     _most_of_an_island: int
-    _of_session: Counts[int] = {}
-    _of_island: Counts[int] = {}
+    _of_session: CountsOf[int] = {}
+    _of_island: CountsOf[int] = {}
 
 
 @dump_of(ClientRunLimits, "client run limits")
@@ -123,7 +123,7 @@ class ClientRunLimitsDump(Dump):
 @dump_of(DependencyTracker, "dependencies")
 class DependencyTrackerDump(Dump):
     _client_runs: Ref[ClientRunLimits[Any]]
-    _unresolved: Counts[int] = {}
+    _unresolved: CountsOf[int] = {}
     _last_python: dict[int, Ref[Dependency[Any]]] = {}
 
 
@@ -322,7 +322,7 @@ class FunctionReleasesDump(Dump):
 
 @dump_of(CompileWatch, "compile watch")
 class CompileWatchDump(Dump):
-    _watched: dict[tuple[str, int], Watched] = {}
+    _watched: dict[tuple[str, int], WatchedCompilation] = {}
 
 
 def _no_steps() -> None:

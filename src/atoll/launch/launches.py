@@ -24,7 +24,7 @@ from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.deferred_results import DeferredResults
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.failing_launches import FailingLaunches
-from atoll.launch.gang_charges import Recorder
+from atoll.launch.gang_charges import GangRecorder
 from atoll.launch.gang_ends import GangEnds
 from atoll.launch.gang_starts import GangStarts
 from atoll.launch.large_launch_steps import LargeLaunchSteps
@@ -61,7 +61,7 @@ class Launches:
         shared: SharedState,
         services: LaunchServices,
         *,
-        trace: Recorder,
+        trace: GangRecorder,
         policy: Callable[[], Policy],
     ) -> None:
         parts = SharedParts.of(shared, services, trace, policy)

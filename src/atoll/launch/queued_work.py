@@ -18,7 +18,7 @@ from atoll.state.gang_states import GangState, Reason
 from atoll.state.queued_nodes import Gang, Payload, QueuedNode
 
 
-class Wait(msgspec.Struct, Generic[Payload], frozen=True):
+class SessionWait(msgspec.Struct, Generic[Payload], frozen=True):
     """The gangs of one session that wait for an island: their number, the first of them, and its reason."""
 
     session: int
@@ -112,7 +112,7 @@ class QueuedWork(Generic[Payload]):
             last = lines
         return False
 
-    def waits(self) -> dict[int, list[Wait[Payload]]]:
+    def waits(self) -> dict[int, list[SessionWait[Payload]]]:
         """Return the waits for each island, one per session, in the order of their first gangs.
 
         Deferred nodes follow the nodes in line. There may be tens of thousands, so they are counted together.
@@ -138,7 +138,7 @@ class QueuedWork(Generic[Payload]):
             add(islands, session, len(nodes), nodes[0])
         return {
             island: [
-                Wait(session, count, first, _reason(first.node, self._islands[island]))
+                SessionWait(session, count, first, _reason(first.node, self._islands[island]))
                 for session, (count, first) in sorted(own.items(), key=lambda each: each[1][1].sequence)
             ]
             for island, own in sorted(found.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.dependency_tracker import DependencyTracker
-from atoll.launch.gang_charges import GangCharges, Recorder
+from atoll.launch.gang_charges import GangCharges, GangRecorder
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_uses import LaunchUses
@@ -46,7 +46,7 @@ class SharedParts:
 
     @classmethod
     def of(
-        cls, shared: SharedState, services: LaunchServices, trace: Recorder, policy: Callable[[], Policy]
+        cls, shared: SharedState, services: LaunchServices, trace: GangRecorder, policy: Callable[[], Policy]
     ) -> SharedParts:
         """Make the parts. See `Launches` for the arguments."""
         resources = shared.resources

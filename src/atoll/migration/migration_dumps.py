@@ -17,7 +17,7 @@ from atoll.migration.rules import MemoryNeed
 from atoll.migration.suspensions import Suspension, Suspensions, _Resumption
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
-from atoll.state.object_dumps import AnyRef, Callback, Counts, Dump, Ref, Shared, callback, dump_of
+from atoll.state.object_dumps import AnyRef, Callback, CountsOf, Dump, Ref, Shared, callback, dump_of
 from atoll.state.session import Launch, Session
 from atoll.state.session_states import SessionState
 from atoll.state.stored_forms import DurationsOf, Key
@@ -70,7 +70,7 @@ class ArraySpillerDump(Dump):
     _spills: dict[int, Ref[_Spill]] = {}
     _saves: dict[int, Ref[_Save]] = {}
     _restores: dict[Key, Ref[_Restore]] = {}
-    losses: Counts[int] = {}
+    losses: CountsOf[int] = {}
     _by_feed: dict[Key, Ref[_Restore]] = {}
     _files: dict[int, dict[tuple[int, str], int]] = {}
     _left: dict[int, dict[str, None]] = {}

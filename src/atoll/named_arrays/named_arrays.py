@@ -36,7 +36,7 @@ GUEST_SECONDS = 300.0  # until readers of other tenants leave a version that was
 _S = VersionState
 
 
-class Wait(msgspec.Struct, frozen=True):
+class VersionWait(msgspec.Struct, frozen=True):
     """A session's request for a version. `number` is -1 for the newest one, which must be newer than `newer_than`.
 
     With `in_files`, the request is to know when version `number` is in files, and gets no reader.
@@ -102,7 +102,7 @@ class NamedArrays:
     def __init__(self) -> None:
         self.names: dict[tuple[str, str], Name] = {}
         self.readers: dict[int, tuple[int, Version]] = {}  # by number: session and version
-        self.waits: dict[tuple[int, int], Wait] = {}  # by session and request
+        self.waits: dict[tuple[int, int], VersionWait] = {}  # by session and request
         self._waits_of: dict[int, int] = {}  # number of the waits of each session
         self._waits_for: dict[tuple[str, str], dict[tuple[int, int], None]] = {}  # their keys, by tenant and name
         self._readers_of: dict[int, set[int]] = {}  # by session
@@ -414,7 +414,7 @@ class NamedArrays:
 
     # ---- reading
 
-    def open(self, now: float, wait: Wait) -> list[Action]:
+    def open(self, now: float, wait: VersionWait) -> list[Action]:
         """Handle a request for a version: answer it now, or when there is such a version, or at its deadline."""
         if self._waits_of.get(wait.session, 0) >= MAX_WAITS:
             text = f"{MAX_WAITS} requests of session {wait.session} wait for versions of arrays"
@@ -447,7 +447,7 @@ class NamedArrays:
         files.failure = None
         return [Restore(version)]
 
-    def _wanted(self, wait: Wait) -> Version | None:
+    def _wanted(self, wait: VersionWait) -> Version | None:
         """Return the complete version that a request is for, or None if it does not exist yet."""
         name = self.names.get((wait.tenant, wait.name))
         if name is None:
@@ -458,7 +458,7 @@ class NamedArrays:
         newest = name.newest()
         return None if newest is None or newest.number <= wait.newer_than else newest
 
-    def _end_wait(self, key: tuple[int, int]) -> Wait:
+    def _end_wait(self, key: tuple[int, int]) -> VersionWait:
         session, wait = key[0], self.waits.pop(key)
         self._waits_of[session] -= 1
         if not self._waits_of[session]:
@@ -469,7 +469,7 @@ class NamedArrays:
             del self._waits_for[wait.tenant, wait.name]
         return wait
 
-    def _answer(self, wait: Wait) -> Opened | Stored | Refused | None:
+    def _answer(self, wait: VersionWait) -> Opened | Stored | Refused | None:
         """Return the answer to a request, or None if the request has to wait."""
         name = self.names.get((wait.tenant, wait.name))
         if name is None:
@@ -492,7 +492,7 @@ class NamedArrays:
             text = f"version {wait.number} of {wait.tenant}{SEPARATOR}{wait.name} failed: {name.failure[1].message}"
         return Refused(wait.session, wait.request, Status(Code.NOT_FOUND, f"{text}; {name.contents()}"))
 
-    def _opened(self, wait: Wait, version: Version) -> Opened:
+    def _opened(self, wait: VersionWait, version: Version) -> Opened:
         reader = self._next_reader
         self._next_reader += 1
         self.readers[reader] = (wait.session, version)
@@ -521,14 +521,14 @@ class NamedArrays:
                 actions += self._end_reader(reader)
         return actions
 
-    def _timed_out(self, wait: Wait) -> Refused:
+    def _timed_out(self, wait: VersionWait) -> Refused:
         """Return an error that names what is missing."""
         whose, what, state = self._missing(wait)
         return Refused(
             wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
         )
 
-    def oldest_waits(self) -> Iterator[tuple[Wait, str]]:
+    def oldest_waits(self) -> Iterator[tuple[VersionWait, str]]:
         """Yield the oldest request of each session that waits, with a text that names what is missing."""
         seen: set[int] = set()
         for wait in self.waits.values():
@@ -537,7 +537,7 @@ class NamedArrays:
                 whose, what, state = self._missing(wait)
                 yield wait, f"{what} of {whose}: {state}"
 
-    def _missing(self, wait: Wait) -> tuple[str, str, str]:
+    def _missing(self, wait: VersionWait) -> tuple[str, str, str]:
         """Return the texts of the name, of what the request waits for, and of what the name has."""
         whose = f"{wait.tenant}{SEPARATOR}{wait.name}"
         what = f"version {wait.number}" if wait.number >= 0 else f"a version newer than {wait.newer_than}"
@@ -667,13 +667,13 @@ def _files(version: Version) -> VersionFiles:
     return version.files
 
 
-def _unrestored(wait: Wait, version: Version) -> Refused | None:
+def _unrestored(wait: VersionWait, version: Version) -> Refused | None:
     """Return the error of a version that could not be restored, or None if that has not been tried."""
     failure = _files(version).failure
     return None if failure is None else Refused(wait.session, wait.request, failure.within(version.title))
 
 
-def _stored(wait: Wait, version: Version) -> Stored | Refused | None:
+def _stored(wait: VersionWait, version: Version) -> Stored | Refused | None:
     """Return the answer to a request for the files of a version, or None if it has to wait for them."""
     if version.error is not None:
         return Refused(wait.session, wait.request, version.error.within(version.title))

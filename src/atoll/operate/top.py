@@ -20,7 +20,7 @@ from atoll.operate.status_tables import ranges, state_text
 from atoll.operate.text_tables import TextTable, number_column, text_column
 from atoll.telemetry import tables as t
 from atoll.telemetry.snapshot import SnapshotStruct
-from atoll.telemetry.watch import Rates, Watch
+from atoll.telemetry.watch import ClusterRates, Watch
 
 _SECONDS = 1.0
 _MAX_SPANS = 2_000
@@ -75,7 +75,7 @@ class WatchReport(SnapshotStruct, frozen=True):
     """Figures that follow from several reports."""
 
     problem: str  # why the fields of the cluster are not current; empty: they are
-    rates: Rates
+    rates: ClusterRates
     shares: dict[str, float]  # fraction of the used device time of the last interval by tenant
     busy: dict[str, float]  # fraction of the last 5 seconds in which a device computed, by its number
 

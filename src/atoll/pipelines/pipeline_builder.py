@@ -19,7 +19,7 @@ from atoll.pipelines.parts import derivative
 from atoll.pipelines.pipeline_cut import Cut, ModelPart, cut, marks_inside
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.stage_arrays import Batch, Parameters, batch_sharding, parameter_sharding
-from atoll.pipelines.step import StagePlan, Step, StepPlan
+from atoll.pipelines.step import PipelineStep, StagePlan, StepPlan
 from atoll.programs.traced_program import Program
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _step_program(plan: StepPlan) -> Program:
     Its arguments are the parameters that each stage updates, the optimizer's leaves, the other parameters, and the
     batch.
     """
-    step = Step(plan)
+    step = PipelineStep(plan)
 
     def pipeline_step(updated: Any, leaves: Any, others: Any, batch: Any) -> Any:
         parameters = []

@@ -82,7 +82,7 @@ class _Values:
     losses: dict[int, Any] = field(default_factory=dict)
 
 
-class Step:
+class PipelineStep:
     """The function that a step's program traces, and the jit functions that it calls."""
 
     def __init__(self, plan: StepPlan) -> None:

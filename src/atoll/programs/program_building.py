@@ -13,7 +13,7 @@ from atoll.client import jax_internals as internals
 from atoll.client.plugin_programs import is_atoll
 from atoll.ir.program import Call, Loop, Node, Program, Route, Switch, Transfer, Unroute
 from atoll.ir.types import ArraySpec
-from atoll.programs.program_functions import Function
+from atoll.programs.program_functions import ProgramFunction
 from atoll.programs.recording import CallNode, ControlFlowNode, RecordedNode, Recording, Region, RowsNode, TransferNode
 from atoll.programs.values import Value
 
@@ -28,7 +28,7 @@ class Built:
     """
 
     program: Program
-    functions: tuple[Function, ...]
+    functions: tuple[ProgramFunction, ...]
     arguments: tuple[Value, ...]
     given: tuple[Value, ...]
     made: tuple[Value, ...]
@@ -87,7 +87,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
     counts = Counter(len(value.spec.sharding.devices) for value in used)
     arguments = sorted(used, key=lambda value: (counts[n := len(value.spec.sharding.devices)], n))
     numbers = {id(value): i for i, value in enumerate(arguments)}
-    compiled: dict[Function, int] = {}
+    compiled: dict[ProgramFunction, int] = {}
     body = _numbered(nodes, numbers, compiled, len(arguments))
     leaves = {id(value.root): i for i, value in enumerate(recording.arguments)}
     returned: dict[int, Value] = {}
@@ -118,7 +118,7 @@ def build(recording: Recording, donated: frozenset[int]) -> Built:
 
 
 def _numbered(
-    nodes: Sequence[RecordedNode], numbers: dict[int, int], functions: dict[Function, int], defined: int
+    nodes: Sequence[RecordedNode], numbers: dict[int, int], functions: dict[ProgramFunction, int], defined: int
 ) -> tuple[Node, ...]:
     """Return the program's nodes. Add new values to `numbers`, from `defined` on, and new functions to `functions`."""
     body: list[Node] = []
@@ -150,7 +150,7 @@ def _numbered(
     return tuple(body)
 
 
-def _part(part: Region, arguments: tuple[ArraySpec, ...], functions: dict[Function, int]) -> Program:
+def _part(part: Region, arguments: tuple[ArraySpec, ...], functions: dict[ProgramFunction, int]) -> Program:
     numbers = dict(part.taken)
     body = _numbered(part.nodes, numbers, functions, len(arguments))
     return Program(part.name, arguments, body, tuple(numbers[id(value.root)] for value in part.results))

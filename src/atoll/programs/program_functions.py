@@ -25,7 +25,7 @@ internals.leave_out_of_tracebacks(__file__)
 _COMPILING_THREADS = 8
 
 
-class Function:
+class ProgramFunction:
     """A computation that is lowered for its devices and compiled in the background.
 
     The constructor raises JAX's errors if the computation cannot be lowered.
@@ -120,7 +120,7 @@ class JitCall:
 class BoundCall:
     """A call with its function, and the shardings of its operands and results."""
 
-    function: Function
+    function: ProgramFunction
     inputs: tuple[ShardingLike, ...]
     outputs: tuple[ShardingLike, ...]
     committed: bool
@@ -134,7 +134,7 @@ class FunctionTable:
     """The functions of one program. Equal calls share a function. `close` lets the compiling threads end."""
 
     def __init__(self) -> None:
-        self.functions: dict[Any, Function] = {}
+        self.functions: dict[Any, ProgramFunction] = {}
         self._compilers = CompilingThreads(_COMPILING_THREADS, "atoll-compile")
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class FunctionTable:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         donated: tuple[int, ...],
-    ) -> Function:
+    ) -> ProgramFunction:
         """Return the function for a call with these shardings. XLA chooses those that are unspecified."""
         key = (
             id(call.jaxpr),
@@ -196,10 +196,10 @@ class FunctionTable:
         function = self.functions.get(key)
         if function is None:
             # The function keeps the jaxpr alive, whose identity is in the key.
-            function = self.functions[key] = Function(call, devices, inputs, outputs, donated, self._compilers)
+            function = self.functions[key] = ProgramFunction(call, devices, inputs, outputs, donated, self._compilers)
         return function
 
-    def donating(self, function: Function, more: set[int]) -> Function:
+    def donating(self, function: ProgramFunction, more: set[int]) -> ProgramFunction:
         """Return the same function with more donated inputs."""
         donated = tuple(sorted({*function.donated, *more}))
         return self.function(function.call, function.devices, function.inputs, function.outputs, donated)
@@ -249,7 +249,7 @@ class ReshardingTable:
         self._functions = functions
         self._jaxprs: dict[Any, Any] = {}  # by type; the function table finds functions by the identity of their jaxpr
 
-    def find(self, value: Value, target: Any) -> Function | None:
+    def find(self, value: Value, target: Any) -> ProgramFunction | None:
         """Return the function that reshards the array to `target`, or None if that needs a transfer."""
         source = value.sharding
         if not internals.can_compile_resharding(value.aval, source, target):

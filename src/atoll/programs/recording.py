@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.programs.program_functions import Function, FunctionTable
+from atoll.programs.program_functions import FunctionTable, ProgramFunction
 from atoll.programs.values import Value
 
 
@@ -13,7 +13,7 @@ from atoll.programs.values import Value
 class CallNode:
     """A node that calls a function. `donated` are positions of inputs. If it `reshards`, a transfer can replace it."""
 
-    function: Function
+    function: ProgramFunction
     inputs: list[Value]
     outputs: list[Value]
     donated: tuple[int, ...]

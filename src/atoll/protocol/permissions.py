@@ -15,7 +15,7 @@ from atoll.errors import Code, StatusError, invalid
 from atoll.protocol import messages as m
 
 
-class Peer(StrEnum):
+class PeerKind(StrEnum):
     """A kind of peer with its own permissions."""
 
     USER = "user"  # a tenant's program or command
@@ -31,14 +31,14 @@ class Scope(StrEnum):
     ALL = "all"
 
 
-_ANYBODY = {peer: Scope.OWN for peer in Peer}
-_CLIENT = {Peer.USER: Scope.OWN, Peer.OPERATOR: Scope.OWN}
-_HOST = {Peer.HOST: Scope.OWN}
-_ENGINE = {Peer.ENGINE: Scope.ALL}
-_SEES = {Peer.USER: Scope.OWN, Peer.OPERATOR: Scope.ALL}
-_OPERATOR = {Peer.OPERATOR: Scope.ALL}
+_ANYBODY = {peer: Scope.OWN for peer in PeerKind}
+_CLIENT = {PeerKind.USER: Scope.OWN, PeerKind.OPERATOR: Scope.OWN}
+_HOST = {PeerKind.HOST: Scope.OWN}
+_ENGINE = {PeerKind.ENGINE: Scope.ALL}
+_SEES = {PeerKind.USER: Scope.OWN, PeerKind.OPERATOR: Scope.ALL}
+_OPERATOR = {PeerKind.OPERATOR: Scope.ALL}
 
-_BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
+_BY_OPERATORS: dict[type[Any], dict[PeerKind, Scope]] = {
     m.StatusRequest: _SEES,
     m.TraceRequest: _SEES,
     m.RecordRequest: _SEES,
@@ -59,7 +59,7 @@ _BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
 }
 
 # Permissions by message. All peers may send Hello, with which they authenticate.
-PERMISSIONS: dict[type[Any], dict[Peer, Scope]] = {m.Hello: _ANYBODY}
+PERMISSIONS: dict[type[Any], dict[PeerKind, Scope]] = {m.Hello: _ANYBODY}
 for _messages, _peers in (
     (m.FromProxy, _CLIENT),
     (m.FromWorker, _HOST),
@@ -88,12 +88,12 @@ ROLES: dict[str, frozenset[type[Any]]] = {
 }
 _NAMES = {"agent": "a host agent", "engine": "an engine", "spare engine": "a spare engine", "operator": "an operator"}
 _PEERS = {
-    "worker": (Peer.HOST,),
-    "joining worker": (Peer.HOST,),
-    "relay": (Peer.HOST,),
-    "agent": (Peer.HOST,),
-    "engine": (Peer.ENGINE,),
-    "spare engine": (Peer.ENGINE,),
+    "worker": (PeerKind.HOST,),
+    "joining worker": (PeerKind.HOST,),
+    "relay": (PeerKind.HOST,),
+    "agent": (PeerKind.HOST,),
+    "engine": (PeerKind.ENGINE,),
+    "spare engine": (PeerKind.ENGINE,),
 }  # peers with other roles are tenants
 
 # The request of each command, for the table in the documentation.
@@ -126,7 +126,7 @@ COMMANDS: dict[str, type[Any]] = {
 }
 
 
-def scope_of(peer: Peer, message: type[Any]) -> Scope | None:
+def scope_of(peer: PeerKind, message: type[Any]) -> Scope | None:
     """Return the scope of the peer's permission to send the message, or None if it has none."""
     return PERMISSIONS.get(message, {}).get(peer)
 
@@ -140,7 +140,7 @@ ALWAYS: dict[str, frozenset[type[Any]]] = {
 }
 
 
-def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
+def check(role: str, peer: PeerKind, message: type[Any], name: str = "") -> None:
     """Raise StatusError if a peer with this name may not send such a message on a connection of this role."""
     if message not in ROLES[role]:
         raise invalid(f"{_NAMES.get(role, f'a {role}')} does not send {message.__name__}")
@@ -155,14 +155,14 @@ def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
 def table() -> str:
     """Return the tables of commands and of messages as Markdown, each below its heading."""
     commands = _rows(
-        "command", [(f"`{each}`", message) for each, message in COMMANDS.items()], (Peer.USER, Peer.OPERATOR)
+        "command", [(f"`{each}`", message) for each, message in COMMANDS.items()], (PeerKind.USER, PeerKind.OPERATOR)
     )
     by_name = sorted(PERMISSIONS, key=lambda each: each.__name__)
-    sent = _rows("message", [(each.__name__, each) for each in by_name], tuple(Peer))
+    sent = _rows("message", [(each.__name__, each) for each in by_name], tuple(PeerKind))
     return f"## Commands\n\n{commands}\n## Messages\n\nProcesses and commands send these messages:\n\n{sent}"
 
 
-def _rows(name: str, entries: Sequence[tuple[str, type[Any]]], peers: Sequence[Peer]) -> str:
+def _rows(name: str, entries: Sequence[tuple[str, type[Any]]], peers: Sequence[PeerKind]) -> str:
     """Return the table with one row per entry and one column per peer."""
     rows = [(name, *map(str, peers)), ("---",) * (1 + len(peers))]
     rows += [(text, *(str(scope_of(peer, message) or "-") for peer in peers)) for text, message in entries]

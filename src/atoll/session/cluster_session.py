@@ -27,8 +27,8 @@ from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.downloads import DirectDownload, Download, Downloads
 from atoll.session.host_availability import HostAvailability
-from atoll.session.outgoing_messages import LaunchWindow, Outgoing
-from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
+from atoll.session.outgoing_messages import LaunchWindow, OutgoingMessages
+from atoll.session.registered_programs import RegisteredPrograms, SessionProgramCache
 from atoll.session.session_functions import SessionFunctions
 from atoll.session.session_interfaces import CallbackHandler, HostAccess, OpenChannels, ReplyFuture, Unreached
 
@@ -51,7 +51,7 @@ class ClusterSession:
     def __init__(
         self,
         welcome: m.Welcome,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessages,
         open_channels: OpenChannels,
         make_future: Callable[[], ReplyFuture],
         first_handle: int = 1,
@@ -78,7 +78,7 @@ class ClusterSession:
         self._functions = SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._registered = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
-        self.programs = ProgramCache(self._registered.register, self._registered.release)
+        self.programs = SessionProgramCache(self._registered.register, self._registered.release)
         self._away = HostAvailability(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}

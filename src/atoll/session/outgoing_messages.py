@@ -15,7 +15,7 @@ _MAX_WAITING = 256
 Later = Callable[[float, Callable[[], None]], object]
 
 
-class Outgoing:
+class OutgoingMessages:
     """Sends a session's messages in order, and the client's releases together with launches.
 
     Clients release arrays about as often as they launch, so a release waits for the session's next launch, for

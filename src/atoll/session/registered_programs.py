@@ -161,7 +161,7 @@ class RegisteredPrograms:
             self._send(m.Release(tuple(between)))
 
 
-class ProgramCache:
+class SessionProgramCache:
     """Registered programs that a session may need again, by key: transfers, views, copies to the host.
 
     At most `limit` programs stay registered; the least recently used one is released first. Programs of executables are

@@ -22,7 +22,7 @@ from atoll.security.roles import Role
 from atoll.session.channels import Channels
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.controller_lease import ControllerLease
-from atoll.session.outgoing_messages import Outgoing
+from atoll.session.outgoing_messages import OutgoingMessages
 from atoll.session.session_interfaces import DataChannels, OnBroken, OnFeed, OpenChannels, Unreached
 from atoll.wire.address import Address
 from atoll.wire.endpoints import connect
@@ -249,7 +249,7 @@ class _Opening:
                 assert connection is not None
                 lease = ControllerLease(self._loop, lambda reason: self._silent(connection, session, reason))
                 channels = self._open_channels(message, connection, lease)
-                outgoing = Outgoing(connection, self._loop.call_later)
+                outgoing = OutgoingMessages(connection, self._loop.call_later)
                 session = ClusterSession(
                     message,
                     outgoing,

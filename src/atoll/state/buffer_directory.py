@@ -143,7 +143,7 @@ class _Wait(msgspec.Struct):
     status: Status = OK
 
 
-class Directory(msgspec.Struct):
+class BufferDirectory(msgspec.Struct):
     """The buffers of one session, by handle."""
 
     entries: dict[int, Entry] = msgspec.field(default_factory=dict)

@@ -23,16 +23,16 @@ class BufferState(enum.IntEnum):
 
 _S = BufferState
 
-# The states that may follow each state. The comments name the methods of `Entry` and `Directory` that cause the
-# changes. `Directory.make_ready` and `lose_all` assign the state without `Entry.enter`, because a call per buffer is
-# too slow for launches with many results and for 10^5 lost buffers. They check the state that they replace.
+# The states that may follow each state. The comments name the methods of `Entry` and `BufferDirectory` that cause the
+# changes. `BufferDirectory.make_ready` and `lose_all` assign the state without `Entry.enter`, because a call per buffer
+# is too slow for launches with many results and for 10^5 lost buffers. They check the state that they replace.
 TRANSITIONS: dict[BufferState, frozenset[BufferState]] = {
-    # `Directory.fail`; `Directory.make_ready` or `Entry.settle` at the end of the launch; `spill` if its migration
-    # gives up
+    # `BufferDirectory.fail`; `BufferDirectory.make_ready` or `Entry.settle` at the end of the launch; `spill` if its
+    # migration gives up
     _S.PENDING: frozenset({_S.DOOMED, _S.READY, _S.FAILED, _S.SPILLED}),
     # `Entry.settle` when the last gang of the launch has ended
     _S.DOOMED: frozenset({_S.FAILED, _S.SPILLED}),
-    # `Entry.spill`; `Directory.lose_all` if its island fails (`controller.islands.island_losses`)
+    # `Entry.spill`; `BufferDirectory.lose_all` if its island fails (`controller.islands.island_losses`)
     _S.READY: frozenset({_S.SPILLED, _S.FAILED}),
     # `Entry.restore`; `Entry.lose` if the host with its contents fails (`migration.array_spiller`)
     _S.SPILLED: frozenset({_S.PENDING, _S.FAILED}),

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         """The number of an immutable value that several objects share."""
 
     Deque = list
-    Counts = dict[K, int]
+    CountsOf = dict[K, int]
     AnyRef = object
 else:
 
@@ -93,7 +93,7 @@ else:
         def __class_getitem__(cls, item: Any) -> Any:
             return Annotated[list[item], As(deque)]
 
-    class Counts:
+    class CountsOf:
         def __class_getitem__(cls, key: Any) -> Any:
             return Annotated[dict[key, int], As(Counter)]
 

@@ -15,7 +15,7 @@ from atoll.cluster.virtual_devices import SessionDevices
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.protocol import messages as m
-from atoll.state.buffer_directory import Directory, Entry
+from atoll.state.buffer_directory import BufferDirectory, Entry
 from atoll.state.gang_specs import GangSpec, HostFeeds
 from atoll.state.gang_states import Waited
 from atoll.state.launch_states import TRANSITIONS as LAUNCH_TRANSITIONS
@@ -237,7 +237,7 @@ class Session(StateMachine[SessionState]):
     tenant: Tenant = NOBODY
     pings: int = 0  # number of pings that were sent to its proxy
     pongs: int = 0  # number of answers
-    directory: Directory = field(default_factory=Directory)
+    directory: BufferDirectory = field(default_factory=BufferDirectory)
     programs: dict[int, RegisteredProgram | Status] = field(default_factory=dict)  # or why lowering failed
     parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not arrived completely
     costs: dict[int, int] = field(default_factory=dict)  # credits per launch, for programs that take more than one

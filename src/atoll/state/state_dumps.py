@@ -7,7 +7,7 @@ and `object_dumps` reads and sets the attributes. The annotation of a field says
 - `Ref[Entry]`: the number of an object that has a struct itself, so that the loaded objects refer to each other again
 - `Shared[ArraySpec]`: the number of an immutable value that many objects share, which is stored once
 - `Callback`: the name of a method that `callback` declares, with its object and arguments
-- `Deque`, `Counts`: a list and a dict that become a `deque` and a `Counter`
+- `Deque`, `CountsOf`: a list and a dict that become a `deque` and a `Counter`
 - `Annotated[form, As(make)]`: a stored form from which `make` makes the value (`stored_forms`)
 
 If you change a struct, follow "Change a stored struct" in CONTRIBUTING.md.
@@ -41,7 +41,7 @@ from atoll.ir.validation import DefinitionCheck
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
 from atoll.state.buffer_blocks import BufferBlocks
-from atoll.state.buffer_directory import Directory, Entry, SpilledArray, _Wait
+from atoll.state.buffer_directory import BufferDirectory, Entry, SpilledArray, _Wait
 from atoll.state.buffer_states import BufferState, HandleState
 from atoll.state.compiled_functions import FunctionRegistry, FunctionReport, Registration
 from atoll.state.delegated_parts import NotDelegated
@@ -52,7 +52,7 @@ from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostF
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
 from atoll.state.memory_ledger import Block, BlockGroup, BlockSpan, MemoryLedger, _Memory
-from atoll.state.object_dumps import As, Callback, Counts, Deque, Dump, Ref, RefTo, Shared, callback, dump_of
+from atoll.state.object_dumps import As, Callback, CountsOf, Deque, Dump, Ref, RefTo, Shared, callback, dump_of
 from atoll.state.offenses import Offenses, TenantOffenses
 from atoll.state.programs import HostPlan, ProgramParts, ProgramValue, RegisteredProgram
 from atoll.state.quarantine import Quarantine
@@ -296,7 +296,7 @@ class EntryDump(Dump):
     is_published: bool = False
 
 
-@dump_of(Directory, "directory", version=2, oldest=2)
+@dump_of(BufferDirectory, "directory", version=2, oldest=2)
 class DirectoryDump(Dump):
     entries: dict[int, Ref[Entry]] = {}
     waits: dict[int, _Wait] = {}
@@ -479,7 +479,7 @@ class EstimatesDump(Dump):
     _known: dict[str, Estimate] = {}
     _keys: dict[int, dict[str, int]] = {}
     _live: dict[str, Ref[DurationEstimate]] = {}
-    _users: Counts[str] = {}
+    _users: CountsOf[str] = {}
     _saved: dict[str, int] = {}
     _next_save: float = 0.0
 
@@ -625,7 +625,7 @@ class SessionDump(Dump):
     secret: str
     devices: Ref[SessionDevices]
     tenant: Ref[Tenant]
-    directory: Ref[Directory]
+    directory: Ref[BufferDirectory]
     feeds: Ref[Feeds[Any]]
     platform: str = ""
     pings: int = 0

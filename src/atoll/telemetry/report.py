@@ -22,7 +22,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
 from atoll.launch.connections import Connections, Peer
 from atoll.launch.launches import Launches
-from atoll.launch.queued_work import Wait
+from atoll.launch.queued_work import SessionWait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
@@ -55,7 +55,7 @@ from atoll.telemetry.snapshot import (
     Snapshot,
     StepSnapshot,
     TenantSnapshot,
-    Transfers,
+    TransferSnapshot,
     VersionSnapshot,
     Viewer,
     WaitSnapshot,
@@ -66,7 +66,7 @@ MAX_WAITS = 200  # the oldest are kept
 MAX_VERSIONS = 500  # of published arrays; the newest are kept
 
 
-class Engine(Protocol):
+class ReportedEngine(Protocol):
     """The controller's knowledge of its engine."""
 
     @property
@@ -111,7 +111,7 @@ class OwedSource(Protocol):
     """See `controller.watchdog.Watchdog`."""
 
     def owed(self, now: float) -> Sequence[tuple[OwedWork, float]]: ...
-    def ahead(self, now: float, waits: Mapping[int, list[Wait[GangRun]]]) -> Iterator[Ahead]: ...
+    def ahead(self, now: float, waits: Mapping[int, list[SessionWait[GangRun]]]) -> Iterator[Ahead]: ...
 
 
 class ReportSource(Protocol):
@@ -134,7 +134,7 @@ class ReportSource(Protocol):
     @property
     def offenses(self) -> TenantOffenses: ...
     @property
-    def agents(self) -> Engine: ...
+    def agents(self) -> ReportedEngine: ...
     @property
     def history(self) -> History: ...
     @property
@@ -379,7 +379,7 @@ def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRule
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
 
-def _waits_by_island(controller: ReportSource, viewer: Tenant | None) -> dict[int, list[Wait[GangRun]]]:
+def _waits_by_island(controller: ReportSource, viewer: Tenant | None) -> dict[int, list[SessionWait[GangRun]]]:
     sessions = controller.sessions
     return {
         island: [wait for wait in waits if wait.session in sessions and viewer in (None, sessions[wait.session].tenant)]
@@ -390,7 +390,7 @@ def _waits_by_island(controller: ReportSource, viewer: Tenant | None) -> dict[in
 def _gangs(
     controller: ReportSource,
     tallies: Mapping[tuple[int, str], Tally],
-    waits: Mapping[int, list[Wait[GangRun]]],
+    waits: Mapping[int, list[SessionWait[GangRun]]],
     viewer: Tenant | None,
 ) -> tuple[Gangs, ...]:
     """Return counts of gangs per island and tenant."""
@@ -416,7 +416,7 @@ def _gangs_of(island: int, tenant: str, waiting: int, tally: Tally) -> Gangs:
         waited=_histogram(tally.waited),
         ran=_histogram(tally.ran),
         transfers=tuple(
-            Transfers(kind=kind, count=count, bytes=nbytes) for kind, (count, nbytes) in tally.moved.items()
+            TransferSnapshot(kind=kind, count=count, bytes=nbytes) for kind, (count, nbytes) in tally.moved.items()
         ),
     )
 
@@ -425,7 +425,7 @@ def _histogram(histogram: Histogram) -> HistogramView:
     return HistogramView(counts=tuple(histogram.counts), seconds=round(histogram.total, 6))
 
 
-def _waits(controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]]) -> tuple[WaitSnapshot, ...]:
+def _waits(controller: ReportSource, waits: Mapping[int, list[SessionWait[GangRun]]]) -> tuple[WaitSnapshot, ...]:
     each_wait = [(island, wait) for island, some in waits.items() for wait in some]
     oldest = sorted(each_wait, key=lambda each: round(each[1].first.run.launch.seconds, 3))[:MAX_WAITS]
     rows = []
@@ -462,7 +462,7 @@ def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[
 
 
 def _ahead(
-    controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]], viewer: Tenant | None, now: float
+    controller: ReportSource, waits: Mapping[int, list[SessionWait[GangRun]]], viewer: Tenant | None, now: float
 ) -> tuple[AheadSnapshot, ...]:
     sessions = controller.sessions
 
@@ -495,7 +495,7 @@ _TEXTS = {
 }
 
 
-def _why(controller: ReportSource, island: int, wait: Wait[GangRun]) -> tuple[Reason, str]:
+def _why(controller: ReportSource, island: int, wait: SessionWait[GangRun]) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
     lacking = controller.launches.reservations.waits.lacking(wait.first.node)

@@ -193,7 +193,7 @@ class HistogramView(SnapshotStruct, frozen=True):
         return sum(self.counts)
 
 
-class Transfers(SnapshotStruct, frozen=True):
+class TransferSnapshot(SnapshotStruct, frozen=True):
     """Completed transfers of one kind since the cluster started."""
 
     kind: str  # `put`, `get`, `move`, `send` or `receive`
@@ -212,7 +212,7 @@ class Gangs(SnapshotStruct, frozen=True):
     device_seconds: float = 0.0  # seconds of device time since the cluster started
     waited: HistogramView = HistogramView()  # times from the launch until the gang was sent to its hosts
     ran: HistogramView = HistogramView()  # times from then until the end of the gang
-    transfers: tuple[Transfers, ...] = ()
+    transfers: tuple[TransferSnapshot, ...] = ()
 
 
 class StepSnapshot(SnapshotStruct, frozen=True):

@@ -10,7 +10,7 @@ from atoll.protocol.events import Load
 from atoll.protocol.spans import SessionCalls, SessionName
 from atoll.state.gang_specs import GangSpec, RunGangs
 from atoll.state.gang_states import Reason
-from atoll.state.object_dumps import As, Counts, Deque, Dump, Ref, Shared, dump_of
+from atoll.state.object_dumps import As, CountsOf, Deque, Dump, Ref, Shared, dump_of
 from atoll.state.stored_forms import Hosts, RunGangsForm
 from atoll.state.tallies import Histogram
 from atoll.state.tenants import Tenant
@@ -32,7 +32,7 @@ class LoadRecordDump(Dump):
 @dump_of(History, "history", version=2)
 class HistoryDump(Dump):
     _next: int
-    counts: Counts[tuple[str, int]] = {}
+    counts: CountsOf[tuple[str, int]] = {}
     _events: Deque[Event] = []
     working_since: dict[int, float] = {}
 

@@ -1,7 +1,7 @@
 """A cluster over time: the last snapshot, the rates since the one before, samples and the time line. Pure.
 
-`Source` is the interface to a cluster. Each display (`atoll web`, `atoll top`, `atoll metrics`) has one source with one
-identity, and sees what that identity may see.
+`SnapshotSource` is the interface to a cluster. Each display (`atoll web`, `atoll top`, `atoll metrics`) has one source
+with one identity, and sees what that identity may see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.telemetry.snapshot import HistogramView, Snapshot, read_snapshot
 from atoll.telemetry.timeline import TimeLine
 
 
-class Source(Protocol):
+class SnapshotSource(Protocol):
     """A connection to one cluster. All methods raise AtollError, and never block the event loop."""
 
     @property
@@ -54,7 +54,7 @@ class Source(Protocol):
     async def set_tenant(self, change: SetTenant) -> str: ...
 
 
-class Rates(msgspec.Struct, frozen=True):
+class ClusterRates(msgspec.Struct, frozen=True):
     """Rates per second, over an interval."""
 
     seconds: float = 0.0  # length of the interval
@@ -71,7 +71,7 @@ class Watch:
         self.snapshot = Snapshot()
         self.time_line = TimeLine()
         self.samples = Samples()
-        self.rates = Rates()
+        self.rates = ClusterRates()
         self.shares: dict[str, float] = {}  # of the last interval's device time, per tenant
         self.position = 0  # after the last spans
         self.updates = 0
@@ -85,7 +85,7 @@ class Watch:
         if self.updates and seconds > 0:
             self._compare(before, after, seconds, now)
         elif seconds < 0:  # another controller
-            self.rates, self.shares, self.position = Rates(), {}, 0
+            self.rates, self.shares, self.position = ClusterRates(), {}, 0
         self.snapshot = after
         self.updates += 1
         self.problem = ""
@@ -94,7 +94,7 @@ class Watch:
     def fail(self, problem: str, now: float) -> None:
         """Note why the cluster does not answer. Displays continue to show the last report, with its age."""
         age = f" (this is the report of {human_seconds(now - self._at)} ago)" if self.updates else ""
-        self.problem, self.rates = problem + age, Rates()
+        self.problem, self.rates = problem + age, ClusterRates()
 
     def add_spans(self, spans: list[Span], position: int, now: float) -> None:
         self.position = position
@@ -105,7 +105,7 @@ class Watch:
         return wall - (now - self._at) - max(0.0, self.snapshot.seconds - seconds)
 
     def _compare(self, before: Snapshot, after: Snapshot, seconds: float, now: float) -> None:
-        self.rates = Rates(
+        self.rates = ClusterRates(
             seconds,
             _rate(sum(each.started for each in before.islands), sum(each.started for each in after.islands), seconds),
             _rate(_messages(before), _messages(after), seconds),

@@ -29,7 +29,7 @@ PERIOD_SECONDS = 1.0  # between two probes
 _REMEMBERED = 65_536
 
 
-class Watched(Protocol):
+class WatchedConnection(Protocol):
     """A watched connection. The monitor's thread calls its methods for all connections, so none of them may block."""
 
     patience: float  # seconds for which the peer may be silent
@@ -58,10 +58,10 @@ class SilenceMonitor:
     def __init__(self, period: float = PERIOD_SECONDS) -> None:
         self.period = period
         self._lock = threading.Lock()
-        self._watched: dict[Watched, _State] = {}
+        self._watched: dict[WatchedConnection, _State] = {}
         self._runs = False
 
-    def watch(self, connection: Watched) -> None:
+    def watch(self, connection: WatchedConnection) -> None:
         """Watch the connection as long as it awaits anything."""
         if connection in self._watched:
             return
@@ -88,7 +88,7 @@ class SilenceMonitor:
             for connection, state in watched:
                 self._look(connection, state, time.monotonic())
 
-    def _look(self, connection: Watched, state: _State, now: float) -> None:
+    def _look(self, connection: WatchedConnection, state: _State, now: float) -> None:
         if not connection.is_under_way():
             with self._lock:
                 self._watched.pop(connection, None)

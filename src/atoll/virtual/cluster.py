@@ -17,11 +17,11 @@ from atoll.launch.policy import Policy
 from atoll.protocol import messages as m
 from atoll.session.bare import BareClient
 from atoll.session.cluster_session import ClusterSession
-from atoll.session.outgoing_messages import Outgoing
+from atoll.session.outgoing_messages import OutgoingMessages
 from atoll.session.session_interfaces import CallbackHandler, Unreached
 from atoll.transfers.inbox import Inbox
 from atoll.virtual.controller_process import ControllerProcess
-from atoll.virtual.host_process import HostProcess
+from atoll.virtual.host_process import VirtualHostProcess
 from atoll.virtual.simulated_costs import DEFAULT_COSTS, Costs
 from atoll.virtual.virtual_time import Future, Task, VirtualClock
 from atoll.worker.worker_main import introduction
@@ -55,12 +55,12 @@ class VirtualCluster:
         self.controller = self.process.controller
         model = costs.limit(model)
         self._inboxes: dict[int, Inbox] = {}
-        self._hosts: dict[int, HostProcess] = {}
+        self._hosts: dict[int, VirtualHostProcess] = {}
         for island in range(topology.islands):
             collectives, neighbors = Collectives(), dict[int, Inbox]()
             for rank, number in enumerate(topology.hosts_of(island)):
                 connection = self.process.connect("worker", f"host {number}", partial(self._to_host, number))
-                self._hosts[number] = HostProcess(
+                self._hosts[number] = VirtualHostProcess(
                     number,
                     rank,
                     topology.shapes[island].devices,
@@ -108,7 +108,7 @@ class VirtualCluster:
             self._inboxes,
             partial(self.process.disconnect, connection),
         )
-        session = ClusterSession(welcome, Outgoing(link), lambda *_: link, Future, on_lost=_raise)
+        session = ClusterSession(welcome, OutgoingMessages(link), lambda *_: link, Future, on_lost=_raise)
         handle = session.handle
         return BareClient(session, self.now)
 

@@ -52,7 +52,7 @@ class _Channel:
         self._inbox.put(session, feed, b"".join(contents.views()))
 
 
-class HostProcess:
+class VirtualHostProcess:
     """A process that handles one message after another; each takes the time that `costs` gives.
 
     `send(message)` delivers a message to the controller. `inboxes` holds the inboxes of all hosts and `neighbors`

@@ -15,7 +15,7 @@ import msgspec
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import AtollError
 from atoll.telemetry.log_rows import LogRow
-from atoll.telemetry.watch import Source, Watch
+from atoll.telemetry.watch import SnapshotSource, Watch
 
 FRESH_SECONDS = 0.9  # younger data is not requested again
 USAGE_SECONDS = 10.0
@@ -25,7 +25,7 @@ MAX_SPANS = 2_000  # per second: enough for the picture, and cheap for a busy co
 class Poller:
     """Updates `watch` from `source`, on demand."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SnapshotSource) -> None:
         self.source = source
         self.watch = Watch()
         self._asking = asyncio.Lock()

@@ -22,7 +22,7 @@ from atoll.worker.host_worlds import HostWorlds
 
 
 class Compilations(Protocol):
-    """The compilations of a host: `Functions`."""
+    """The compilations of a host: `HostFunctions`."""
 
     def start(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
         """Call `work(message, *arguments)` on another thread. If it raises an error, the compilation fails."""

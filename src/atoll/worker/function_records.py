@@ -38,7 +38,7 @@ class FunctionState(enum.IntEnum):
 
 _S = FunctionState
 
-# The states that may follow each state. The comments name the methods of `Functions` and of
+# The states that may follow each state. The comments name the methods of `HostFunctions` and of
 # `FunctionPlacer` that cause the transitions.
 TRANSITIONS: dict[FunctionState, frozenset[FunctionState]] = {
     # `drop`; `end`, `_loaded_python`; `drop` or `stop_compiling` if a compiler process compiles it

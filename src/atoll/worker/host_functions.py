@@ -57,7 +57,7 @@ _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
 
 
-class Functions:
+class HostFunctions:
     """Compiled functions by name.
 
     `function_records` has the states of a function.

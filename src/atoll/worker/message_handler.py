@@ -11,11 +11,11 @@ from typing import Any
 from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
-from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.host_services.profiles.profile_recorder import ProfileRecorder
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.worker.executor_thread import Units
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.query_answers import QueryAnswers
 from atoll.worker.spill_store import SpillStore
@@ -45,13 +45,13 @@ class MessageHandler:
         self,
         backend: DeviceBackend,
         *,
-        functions: Functions,
+        functions: HostFunctions,
         data_port: DataPort,
         execute: Callable[[Any], None],
         renew: Callable[[float], None],
         units: Units,
         report: Callable[..., None],
-        recorder: Recorder,
+        recorder: ProfileRecorder,
         spill_store: SpillStore,
         host: int,
         now: Callable[[], int] = time.monotonic_ns,

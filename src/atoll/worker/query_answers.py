@@ -10,7 +10,7 @@ from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.decodable import decodable
 from atoll.devices.device import DeviceBackend
 from atoll.protocol import messages as m
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 
 _array_kind = msgspec.msgpack.Decoder(decodable(m.ArrayKind)).decode
 _device_memory = msgspec.msgpack.Decoder(decodable(m.DeviceMemory)).decode
@@ -19,7 +19,7 @@ _device_memory = msgspec.msgpack.Decoder(decodable(m.DeviceMemory)).decode
 class QueryAnswers:
     """Answers queries. Some take long, so do not call this on the thread that handles messages."""
 
-    def __init__(self, backend: DeviceBackend, functions: Functions) -> None:
+    def __init__(self, backend: DeviceBackend, functions: HostFunctions) -> None:
         self._backend = backend
         self._functions = functions
 

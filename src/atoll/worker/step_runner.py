@@ -42,7 +42,7 @@ from atoll.worker.future_arrays import (
     runs_on_own_thread,
     stream_of,
 )
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.host_network import HostNetwork, is_small_and_ready
 from atoll.worker.joint_runs import JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, MemoryHolds, TypeKeys, share
@@ -61,7 +61,7 @@ class StepRunner:
     def __init__(
         self,
         backend: DeviceBackend,
-        functions: Functions,
+        functions: HostFunctions,
         data_port: DataPort,
         network: HostNetwork,
         keys: TypeKeys,

@@ -31,7 +31,7 @@ from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.host_services.calls.client_calls import Calls
 from atoll.host_services.calls.direct_channels import OnAnswer
-from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.host_services.profiles.profile_recorder import ProfileRecorder
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.peers.data_port import DataPort
@@ -49,7 +49,7 @@ from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 from atoll.worker.compilers import Compilers
 from atoll.worker.executor_thread import ExecutorThread
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.host_links import HostLinks
 from atoll.worker.host_network import DataPortNetwork, feeds_lost
@@ -134,7 +134,7 @@ class Worker:
                 worlds,
             )
         )
-        functions = Functions(
+        functions = HostFunctions(
             backend,
             inbox,
             keys,
@@ -150,7 +150,7 @@ class Worker:
         spill_store = SpillStore(backend, inbox, data_port, options.host, steps.holds, report)
         self._executor = executor = ExecutorThread(steps, inbox, report, spill_store, messages)
         lease = Lease(self._lapsed)
-        recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
+        recorder = ProfileRecorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
             backend,
             functions=functions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.devices.device_kinds import Membership
+from atoll.devices.device_kinds import IslandMembership
 
 CONNECT_SECONDS = 60.0  # by default, for the controller
 
@@ -27,7 +27,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     devices: int
     parent: int  # pid; the worker ends with this process
     cache_directory: str = ""
-    membership: Membership | None = None  # None if the island has no other host
+    membership: IslandMembership | None = None  # None if the island has no other host
     platform: str = "cpu"  # selects the kind of devices: see `devices.device_kinds`
     has_one_client: bool = False
     advertise: str = ""  # host name or address of the data port for others, if it differs from `data_address`

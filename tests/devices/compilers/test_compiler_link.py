@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.devices.compilers import compiler_messages
-from atoll.devices.compilers.compiler_messages import Begun, Link, TimeLimit
+from atoll.devices.compilers.compiler_messages import Begun, CompilerLink, TimeLimit
 
-Links = tuple[Link[Begun], Link[Begun]]
+Links = tuple[CompilerLink[Begun], CompilerLink[Begun]]
 
 
 @pytest.fixture
 def links() -> Iterator[Links]:
     one, other = socket.socketpair()
-    yield Link(one, Begun), Link(other, Begun)
+    yield CompilerLink(one, Begun), CompilerLink(other, Begun)
     one.close()
     other.close()
 

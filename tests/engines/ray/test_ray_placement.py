@@ -12,7 +12,7 @@ import pytest
 
 from atoll.engines.ray import ray_placement as module
 from atoll.engines.ray.bundles import Demand
-from atoll.engines.ray.ray_placement import Placement
+from atoll.engines.ray.ray_placement import RayPlacement
 from tests.cluster_process import eventually
 
 DEMAND = Demand({"CPU": 1, "GPU": 1, "rack": 1}, 2, {"zone": "a"})
@@ -104,9 +104,9 @@ def leaving() -> list[tuple[int, int, float]]:
 
 
 @pytest.fixture
-def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[Placement]:
+def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[RayPlacement]:
     """Return a placement of islands of two hosts with one GPU each."""
-    placement = Placement(
+    placement = RayPlacement(
         "",
         "c",
         lambda _, island, rank: [f"{island}/{rank}"],
@@ -121,7 +121,7 @@ def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[P
     placement.close()
 
 
-def test_an_island_is_one_group_and_an_actor_for_each_host_in_its_bundle(ray: FakeRay, placement: Placement) -> None:
+def test_an_island_is_one_group_and_an_actor_for_each_host_in_its_bundle(ray: FakeRay, placement: RayPlacement) -> None:
     placement.want(3, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     group = ray.groups["c-island-3"]
@@ -139,7 +139,7 @@ def test_an_island_is_one_group_and_an_actor_for_each_host_in_its_bundle(ray: Fa
 
 
 def test_an_agent_or_actor_that_has_ended_is_started_again_in_its_bundle_and_its_end_is_told(
-    ray: FakeRay, placement: Placement
+    ray: FakeRay, placement: RayPlacement
 ) -> None:
     placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
@@ -157,7 +157,7 @@ def test_an_agent_or_actor_that_has_ended_is_started_again_in_its_bundle_and_its
     assert len(ray.groups) == 1
 
 
-def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: Placement) -> None:
+def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: RayPlacement) -> None:
     placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     removed = ray.groups["c-island-0"]
@@ -168,7 +168,7 @@ def test_a_group_that_somebody_removed_is_made_anew(ray: FakeRay, placement: Pla
 
 
 def test_hosts_leave_a_node_that_ray_drains_and_their_island_is_placed_anew(
-    ray: FakeRay, placement: Placement, leaving: list[tuple[int, int, float]]
+    ray: FakeRay, placement: RayPlacement, leaving: list[tuple[int, int, float]]
 ) -> None:
     placement.want(0, DEMAND)
     placement.want(1, DEMAND)
@@ -188,7 +188,7 @@ def test_hosts_leave_a_node_that_ray_drains_and_their_island_is_placed_anew(
 
 
 def test_an_island_that_is_over_gives_back_what_it_had_and_others_keep_theirs(
-    ray: FakeRay, placement: Placement
+    ray: FakeRay, placement: RayPlacement
 ) -> None:
     placement.want(0, DEMAND)
     placement.want(1, DEMAND)
@@ -198,7 +198,7 @@ def test_an_island_that_is_over_gives_back_what_it_had_and_others_keep_theirs(
     assert [each.arguments for each in ray.living] == [["1/0"], ["1/1"]]
 
 
-def test_nothing_is_left_in_ray_when_the_cluster_has_ended(ray: FakeRay, placement: Placement) -> None:
+def test_nothing_is_left_in_ray_when_the_cluster_has_ended(ray: FakeRay, placement: RayPlacement) -> None:
     placement.want(0, DEMAND)
     assert eventually(lambda: len(ray.actors) == 2)
     placement.close()
@@ -208,7 +208,7 @@ def test_nothing_is_left_in_ray_when_the_cluster_has_ended(ray: FakeRay, placeme
 
 
 def test_a_lasting_failure_of_ray_is_logged_once(
-    ray: FakeRay, placement: Placement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ray: FakeRay, placement: RayPlacement, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = {"away": 0, "there": 0}
 

@@ -18,7 +18,7 @@ from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import PREFACE, ConnectionFailure, ErrorCode, HeaderList
 from atoll.grpc.http2.headers import HeaderBlocks
 from atoll.grpc.http2.http2_connection import Http2Connection
-from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.http2.http2_stream import Http2Stream
 from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message, request, served
 from tests.grpc.serving import Serving, echo
 from tests.thoroughness import examples
@@ -63,7 +63,7 @@ class _Transport(asyncio.Transport):
 class _Echo:
     """Consumer that echoes every byte."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Http2Stream) -> None:
         self._stream = stream
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
@@ -136,7 +136,7 @@ async def feed(connection: Http2Connection, data: bytes, cut: int) -> None:
 @given(pieces=_input, cut=st.integers(1, 50), preface=st.booleans())
 @settings(max_examples=examples(100), deadline=None)
 def test_no_input_raises_out_of_the_protocol(pieces: list[bytes], cut: int, preface: bool) -> None:
-    def request(stream: Stream, headers: HeaderList) -> None:
+    def request(stream: Http2Stream, headers: HeaderList) -> None:
         stream.consumer = _Echo(stream)
 
     async def run() -> None:

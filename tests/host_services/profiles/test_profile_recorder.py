@@ -14,7 +14,7 @@ import pytest
 from atoll.devices.null.null_backend import NullBackend
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.host_services.calls.call_messages import ArrayType
-from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.host_services.profiles.profile_recorder import ProfileRecorder
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol import profiles as p
 from tests.waiting import until
@@ -70,10 +70,10 @@ def client() -> Client:
 @pytest.fixture
 def start(client: Client) -> Iterator[Any]:
     """Create recorders: `start(profiler, client=..., ...)`."""
-    made: list[Recorder] = []
+    made: list[ProfileRecorder] = []
 
-    def start(profiler: Profiler, client: Any = client, **options: Any) -> Recorder:
-        made.append(Recorder(profiler.begin, lambda session: Others(), client, 5, **options))
+    def start(profiler: Profiler, client: Any = client, **options: Any) -> ProfileRecorder:
+        made.append(ProfileRecorder(profiler.begin, lambda session: Others(), client, 5, **options))
         return made[-1]
 
     yield start
@@ -85,24 +85,24 @@ def start(client: Client) -> Iterator[Any]:
 
 
 @pytest.fixture
-def recorder(start: Any, profiler: Profiler) -> Recorder:
-    recorder: Recorder = start(profiler)
+def recorder(start: Any, profiler: Profiler) -> ProfileRecorder:
+    recorder: ProfileRecorder = start(profiler)
     return recorder
 
 
-def ask(recorder: Recorder, session: int, request: p.Request) -> None:
+def ask(recorder: ProfileRecorder, session: int, request: p.Request) -> None:
     hand_over = recorder.handle(session, p.encode(request))
     if hand_over is not None:
         hand_over()
 
 
-def refused(recorder: Recorder, session: int, request: p.Request) -> StatusError:
+def refused(recorder: ProfileRecorder, session: int, request: p.Request) -> StatusError:
     with pytest.raises(StatusError) as raised:
         ask(recorder, session, request)
     return raised.value
 
 
-def test_a_profile_goes_to_its_client_in_parts(recorder: Recorder, client: Client) -> None:
+def test_a_profile_goes_to_its_client_in_parts(recorder: ProfileRecorder, client: Client) -> None:
     ask(recorder, ALICE, p.Start())
     ask(recorder, ALICE, p.Stop())
     ask(recorder, ALICE, p.Collect(callback=9))
@@ -112,7 +112,7 @@ def test_a_profile_goes_to_its_client_in_parts(recorder: Recorder, client: Clien
     ]
 
 
-def test_a_second_session_is_told_who_is_in_its_way_until_the_first_has_collected(recorder: Recorder) -> None:
+def test_a_second_session_is_told_who_is_in_its_way_until_the_first_has_collected(recorder: ProfileRecorder) -> None:
     ask(recorder, ALICE, p.Start())
     error = refused(recorder, BOB, p.Start())
     assert error.status.code == Code.FAILED_PRECONDITION
@@ -124,7 +124,9 @@ def test_a_second_session_is_told_who_is_in_its_way_until_the_first_has_collecte
     ask(recorder, BOB, p.Start())
 
 
-def test_what_a_session_has_not_collected_gives_way_to_its_next_profile(recorder: Recorder, client: Client) -> None:
+def test_what_a_session_has_not_collected_gives_way_to_its_next_profile(
+    recorder: ProfileRecorder, client: Client
+) -> None:
     ask(recorder, ALICE, p.Start())
     ask(recorder, ALICE, p.Stop())
     assert refused(recorder, BOB, p.Start()).status.code == Code.FAILED_PRECONDITION
@@ -133,7 +135,7 @@ def test_what_a_session_has_not_collected_gives_way_to_its_next_profile(recorder
     assert {callback for _, callback, *_ in client.taken} == {2}
 
 
-def test_a_profile_ends_with_its_session(recorder: Recorder, profiler: Profiler) -> None:
+def test_a_profile_ends_with_its_session(recorder: ProfileRecorder, profiler: Profiler) -> None:
     ask(recorder, ALICE, p.Start())
     recorder.close(BOB)
     assert not profiler.ended.is_set()
@@ -142,7 +144,9 @@ def test_a_profile_ends_with_its_session(recorder: Recorder, profiler: Profiler)
     ask(recorder, BOB, p.Start())
 
 
-def test_the_end_of_a_session_starts_no_thread_on_a_host_that_was_never_asked_for_a_profile(recorder: Recorder) -> None:
+def test_the_end_of_a_session_starts_no_thread_on_a_host_that_was_never_asked_for_a_profile(
+    recorder: ProfileRecorder,
+) -> None:
     recorder.close(ALICE)
     assert not [each for each in threading.enumerate() if each.name.startswith("atoll-profile")]
 
@@ -167,7 +171,7 @@ def test_a_profile_that_starts_while_its_session_ends_does_not_remain(start: Any
 
 
 def test_a_profile_that_nobody_ends_stops_by_itself_and_can_be_collected(
-    recorder: Recorder, profiler: Profiler, client: Client
+    recorder: ProfileRecorder, profiler: Profiler, client: Client
 ) -> None:
     ask(recorder, ALICE, p.Start(p.Recording(seconds=0.05)))
     assert profiler.ended.wait(10)
@@ -183,7 +187,7 @@ def test_a_profile_stops_where_memory_is_short(start: Any, profiler: Profiler, c
     assert sum(len(part) for *_, part in client.taken) == len(CONTENT)
 
 
-def test_what_is_asked_is_answered_once_whatever_becomes_of_it(recorder: Recorder) -> None:
+def test_what_is_asked_is_answered_once_whatever_becomes_of_it(recorder: ProfileRecorder) -> None:
     answers: queue.SimpleQueue[Status] = queue.SimpleQueue()
     for request in (
         p.Start(),
@@ -221,7 +225,7 @@ def test_a_client_that_does_not_take_its_profile_gets_no_second_one(start: Any, 
     ask(recorder, ALICE, p.Start())
 
 
-def test_a_profile_is_written_once_into_the_directory_of_its_run(recorder: Recorder, tmp_path: Path) -> None:
+def test_a_profile_is_written_once_into_the_directory_of_its_run(recorder: ProfileRecorder, tmp_path: Path) -> None:
     directory = p.directory_of(str(tmp_path / "logs"), "run-1")
     ask(recorder, ALICE, p.Start())
     ask(recorder, ALICE, p.Collect(directory=directory))
@@ -231,7 +235,7 @@ def test_a_profile_is_written_once_into_the_directory_of_its_run(recorder: Recor
         ask(recorder, ALICE, p.Collect(directory=directory))
 
 
-def test_a_link_is_not_followed(recorder: Recorder, tmp_path: Path) -> None:
+def test_a_link_is_not_followed(recorder: ProfileRecorder, tmp_path: Path) -> None:
     directory = Path(p.directory_of(str(tmp_path), "run"))
     directory.mkdir(parents=True)
     (directory / "host_5.xplane.pb").symlink_to(tmp_path / "elsewhere")
@@ -278,7 +282,9 @@ def test_places_are_paths_and_object_stores() -> None:
         p.Recording(advanced={"x": "y" * 10_000}),
     ],
 )
-def test_what_is_out_of_bounds_is_refused(recorder: Recorder, profiler: Profiler, recording: p.Recording) -> None:
+def test_what_is_out_of_bounds_is_refused(
+    recorder: ProfileRecorder, profiler: Profiler, recording: p.Recording
+) -> None:
     assert refused(recorder, ALICE, p.Start(recording)).status.code == Code.INVALID_ARGUMENT
     with pytest.raises(StatusError, match="invalid request to the profiler"):
         recorder.handle(ALICE, b"\xc1")

@@ -26,8 +26,7 @@ from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnswerUsage, End
 from atoll.protocol.events import Received
-from atoll.protocol.permissions import Peer as Kind
-from atoll.protocol.permissions import Scope, scope_of
+from atoll.protocol.permissions import PeerKind, Scope, scope_of
 from atoll.state.estimates import expectations
 from atoll.state.stepped_work import TurnFailedError, Turns
 from atoll.state.tenants import Tenant
@@ -94,7 +93,7 @@ class OperatorService:
     def _serve(self, peer: Peer, message: Any) -> None:
         tenant = peer.tenant
         assert tenant is not None
-        scope = scope_of(Kind.OPERATOR if tenant.is_operator else Kind.USER, type(message))
+        scope = scope_of(PeerKind.OPERATOR if tenant.is_operator else PeerKind.USER, type(message))
         try:
             self._handle(peer, message, None if scope is Scope.ALL else tenant, self._outbox.seconds)
         except StatusError as error:

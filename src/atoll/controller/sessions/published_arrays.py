@@ -39,7 +39,7 @@ from atoll.named_arrays.named_arrays import (
     Refused,
     Restore,
     Stored,
-    Wait,
+    VersionWait,
 )
 from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_records import Version, VersionKey
@@ -371,7 +371,7 @@ class PublishedArrays:
             return
         until = now + min(message.seconds, MAX_WAIT_SECONDS)
         is_guest = owner != session.tenant.name
-        wait = Wait(
+        wait = VersionWait(
             session.number,
             message.request,
             owner,

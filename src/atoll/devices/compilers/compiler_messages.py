@@ -240,7 +240,7 @@ class TimeLimit:
         self.left -= min(seconds, self.step)
 
 
-class Link(Generic[Incoming]):
+class CompilerLink(Generic[Incoming]):
     """One end of a connection. One thread at a time may send, and one may receive."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:

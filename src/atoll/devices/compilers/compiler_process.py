@@ -24,9 +24,9 @@ from atoll.devices.compilers.compiler_messages import (
     Begun,
     CompiledProgram,
     CompileProgram,
+    CompilerLink,
     CompilerOptions,
     Finished,
-    Link,
     OutlinedProgram,
     Rejected,
     ToCompiler,
@@ -91,7 +91,7 @@ _STACK_BYTES = 8 << 20
 class Asking:
     """The client of the program that is being compiled, at the other end of the link."""
 
-    def __init__(self, link: Link[ToCompiler], keys: tuple[bytes, ...]) -> None:
+    def __init__(self, link: CompilerLink[ToCompiler], keys: tuple[bytes, ...]) -> None:
         self.keys = keys
         self._link = link
         self._lock = threading.Lock()  # XLA may ask on several threads
@@ -149,7 +149,7 @@ def _grant(seconds: int) -> None:
 
 def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], Compiler]) -> None:
     """Compile the programs that arrive on the link, until the worker closes it."""
-    link: Link[ToCompiler] = Link(sock, ToCompiler)
+    link: CompilerLink[ToCompiler] = CompilerLink(sock, ToCompiler)
     _grant(options.seconds)
     compiler = make(options.devices)
     while True:

@@ -27,6 +27,7 @@ from atoll.devices.compilers.compiler_messages import (
     Ask,
     Begun,
     CompileProgram,
+    CompilerLink,
     CompilerOptions,
     Ended,
     Finished,
@@ -35,7 +36,6 @@ from atoll.devices.compilers.compiler_messages import (
     FromCompiler,
     FromServer,
     Kill,
-    Link,
     TimeLimit,
 )
 from atoll.devices.compilers.compiler_process import CompilerLimits, memory_text, no_memory_text, seconds_text
@@ -128,7 +128,7 @@ class CompilerProcess:
     """One compiler process. One thread at a time may compile with it; any thread may kill it."""
 
     def __init__(
-        self, number: int, link: Link[Any], output: Output, limits: CompilerLimits, kill: Callable[[int], None]
+        self, number: int, link: CompilerLink[Any], output: Output, limits: CompilerLimits, kill: Callable[[int], None]
     ) -> None:
         self.number = number
         self.output = output
@@ -297,7 +297,7 @@ class CompilerServer:
         ours, theirs = socket.socketpair()
         readable, writable = os.pipe()
         output = Output(readable)
-        process = CompilerProcess(number, Link(ours, FromCompiler), output, self._limits, self._kill)
+        process = CompilerProcess(number, CompilerLink(ours, FromCompiler), output, self._limits, self._kill)
         self._processes[number] = process
         self._poller.register(readable, select.EPOLLIN)
         try:

@@ -13,7 +13,7 @@ from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.devices.device import Assignment, Layout, LibraryLoader, ProgramLoader, WorldMaker
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_program import NullProgram, read_program
-from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
+from atoll.devices.null.sim_events import EventClock, SimEvent, SimTask, all_of
 from atoll.errors import unimplemented
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
@@ -95,7 +95,7 @@ class Collectives:
     def __init__(self) -> None:
         self._open: dict[tuple[Any, ...], tuple[SimTask, int]] = {}
 
-    def join(self, key: tuple[Any, ...], clock: Clock, seconds: float, parts: int) -> SimTask:
+    def join(self, key: tuple[Any, ...], clock: EventClock, seconds: float, parts: int) -> SimTask:
         """Return the task of that key. Each of its `parts` hosts calls this once."""
         work, left = self._open.get(key) or (SimTask(clock, seconds, parts), parts)
         if left > 1:
@@ -128,7 +128,7 @@ class NullBackend:
     libraries: LibraryLoader | None = None
     max_in_flight = 24  # as for XLA's devices
 
-    def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
+    def __init__(self, host: int, devices: int, model: NullModel, clock: EventClock, collectives: Collectives) -> None:
         self.host = host  # rank within its island
         self.clock = clock
         self.collectives = collectives

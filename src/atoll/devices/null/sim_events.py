@@ -17,7 +17,7 @@ from itertools import count
 from typing import Protocol
 
 
-class Clock(Protocol):
+class EventClock(Protocol):
     """Real or simulated time, in seconds."""
 
     def now(self) -> float: ...
@@ -30,7 +30,7 @@ class SimEvent:
 
     __slots__ = ("_clock", "_when_known", "_when_over", "at")
 
-    def __init__(self, clock: Clock, at: float | None = None) -> None:
+    def __init__(self, clock: EventClock, at: float | None = None) -> None:
         self.at = at
         self._clock = clock
         self._when_known: list[Callable[[], None]] = []
@@ -77,7 +77,7 @@ class SimTask(SimEvent):
 
     __slots__ = ("_after", "_begin", "_parts", "_seconds", "_unknown")
 
-    def __init__(self, clock: Clock, seconds: float, parts: int = 1) -> None:
+    def __init__(self, clock: EventClock, seconds: float, parts: int = 1) -> None:
         super().__init__(clock)
         self._seconds = seconds
         self._parts = parts
@@ -112,7 +112,7 @@ class SimTask(SimEvent):
             self.settle(self._begin + self._seconds)
 
 
-def all_of(clock: Clock, moments: Iterable[SimEvent]) -> SimEvent:
+def all_of(clock: EventClock, moments: Iterable[SimEvent]) -> SimEvent:
     """Return the event of the last of `moments`."""
     distinct = list({id(moment): moment for moment in moments}.values())
     if len(distinct) == 1:
@@ -134,7 +134,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class FineClock:
-    """Real time with a resolution of microseconds: a `Clock` for the thread of an event loop.
+    """Real time with a resolution of microseconds: an `EventClock` for the thread of an event loop.
 
     The timers of asyncio have a resolution of 1 ms. This clock uses a kernel timer, which the loop polls like a socket.
     Python has such timers since 3.13.

@@ -20,7 +20,7 @@ from atoll.devices.xla.xla_arrays import stacked_handler
 from atoll.protocol.messages import FunctionInfo
 
 
-class Executable:
+class XlaExecutable:
     """An executable on this host's devices: a `devices.device.LoadedFunction`.
 
     `devices` are the local ones, in the order of the function's assignment. If XLA would run the function's callbacks

@@ -23,7 +23,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS
-from atoll.devices.device_kinds import Membership
+from atoll.devices.device_kinds import IslandMembership
 from atoll.devices.xla.coordination_service import start_service
 from atoll.protocol.protobuf_fields import field
 
@@ -76,7 +76,7 @@ def make_client_alone(directory: str) -> Any:
         socket.unlink(missing_ok=True)
 
 
-def prepare(member: Membership | None, directory: str) -> None:
+def prepare(member: IslandMembership | None, directory: str) -> None:
     """Have JAX in this process make its client of CPU devices with the remote device, unless `xla_island` does so.
 
     `directory` is removed if this process is killed.

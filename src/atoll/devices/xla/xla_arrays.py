@@ -22,7 +22,7 @@ from atoll.transfers.dtypes import numpy_dtype
 _LISTING = threading.RLock()
 
 
-class Uneven:
+class UnevenShards:
     """Local shards of different shapes, or of strings. They can be moved and fetched, but not passed to executables."""
 
     def __init__(self, shards: tuple[Any, ...]) -> None:
@@ -53,7 +53,7 @@ class Uneven:
 
 def shards_of(array: Any) -> Sequence[Any]:
     """Return the single-device arrays of a local array, in order; they share its memory."""
-    if isinstance(array, Uneven):
+    if isinstance(array, UnevenShards):
         return array.shards
     with _LISTING:
         shards: Sequence[Any] = array._arrays

@@ -22,7 +22,7 @@ from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.slice_placement import GPUS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description, RenamedTarget
 from atoll.devices.device import Assignment, DeviceBackend, LibraryLoader, ProgramLoader, WorldMaker
-from atoll.devices.device_kinds import Membership
+from atoll.devices.device_kinds import IslandMembership
 from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
 from atoll.devices.xla.batch_threads import BatchThreads, start_batch_threads
 from atoll.devices.xla.client_callbacks import stubs
@@ -35,10 +35,10 @@ from atoll.devices.xla.compiled_programs import (
     use_programs,
 )
 from atoll.devices.xla.description import describe
-from atoll.devices.xla.executable import Executable, Gates
+from atoll.devices.xla.executable import Gates, XlaExecutable
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.stops import stops_here
-from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
+from atoll.devices.xla.xla_arrays import UnevenShards, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.xla_compilation import Prepared, Source, check_values, context, load_executable, prepare
 from atoll.devices.xla.xla_libraries import XlaLibraries
 from atoll.devices.xla.xla_world import XlaWorlds
@@ -151,7 +151,7 @@ class XlaBackend:
         tenant: str = "",
         world: int = 0,
         targets: tuple[RenamedTarget, ...] = (),
-    ) -> tuple[Executable, bool, float]:
+    ) -> tuple[XlaExecutable, bool, float]:
         """Compile a portable StableHLO artifact. See `DeviceBackend`.
 
         Raises XLA's errors unchanged, so users see the text that stock JAX shows. Raises MayCrashError.
@@ -219,7 +219,7 @@ class XlaBackend:
         callbacks: Callbacks | None = None,
         world: int = 0,
         ranks: tuple[int, int] = (0, 0),
-    ) -> Executable:
+    ) -> XlaExecutable:
         """Load a program that a compiler process has compiled."""
         if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
             raise StatusError(Code.INTERNAL, "the answer of a compiler process does not match its request")
@@ -258,14 +258,14 @@ class XlaBackend:
         callbacks: Callbacks | None,
         world: int,
         is_apart: bool = False,
-    ) -> Executable:
+    ) -> XlaExecutable:
         """Return an executable. If it `is_apart`, its devices do not communicate with those of other hosts."""
         here = self._here(grid)
         devices = self._worlds.devices_in(world)
         ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
         is_joint = len(here) < grid.size and not is_apart
-        return Executable(loaded, description, here, ordinals, gates, is_joint, world)
+        return XlaExecutable(loaded, description, here, ordinals, gates, is_joint, world)
 
     def stop(self, sequence: int, text: str, devices: int = 0) -> None:
         """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""
@@ -292,7 +292,7 @@ class XlaBackend:
             return self.stack(array, self._put_with_layout(array, contents, devices))
         if not is_even or (kind == "T" and len(contents) > 1):
             # jaxlib would make one buffer for equal strings on several devices.
-            return Uneven(self._put_singly(array, contents, devices))
+            return UnevenShards(self._put_singly(array, contents, devices))
         shape = array.shard_shapes[0]
         if not shape and len({content.tobytes() for content in contents}) > 1:
             # jaxlib would copy the first one to all devices, because it takes an array of scalars for replicated.
@@ -339,7 +339,7 @@ class XlaBackend:
         if len({each.device.client for each in shards}) > 1:
             shards = [self._worlds.bring(each, 0) for each in shards]
         if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
-            return Uneven(tuple(shards))
+            return UnevenShards(tuple(shards))
         devices = tuple(each.device for each in shards)
         aval, sharding = stacked_type(shards[0].dtype, shards[0].shape, devices, array.memory_kind)
         return jax_array.ArrayImpl(aval, sharding, list(shards), committed=True, _skip_checks=True)
@@ -350,8 +350,8 @@ class XlaBackend:
             array = self._worlds.bring(array, 0)
         devices = self._devices(target.devices)
         semantics = xc.ArrayCopySemantics.DONATE_INPUT if donate else xc.ArrayCopySemantics.ALWAYS_COPY
-        if isinstance(array, Uneven):
-            return Uneven(
+        if isinstance(array, UnevenShards):
+            return UnevenShards(
                 tuple(
                     self._copy(shard, (device,), target.memory_kind, semantics)
                     for shard, device in zip(array.shards, devices, strict=True)
@@ -441,7 +441,7 @@ def self_test(backend: XlaBackend) -> None:
         raise RuntimeError(f"jaxlib {jax.lib.__version__} does not behave as this worker requires")
 
 
-def open_backend(devices: int, cache_directory: str, member: Membership | None) -> DeviceBackend:
+def open_backend(devices: int, cache_directory: str, member: IslandMembership | None) -> DeviceBackend:
     """Start JAX and return this host's devices. With a membership, wait until all hosts of the island have joined.
 
     Raises RuntimeError if this jaxlib does not support a worker, or if a host does not join in time.

@@ -63,7 +63,7 @@ class Extension(ctypes.Structure):
     )
 
 
-class Buffer(ctypes.Structure):
+class FfiBuffer(ctypes.Structure):
     """The beginning of XLA_FFI_Buffer."""
 
     _fields_ = (*_HEAD, ("dtype", ctypes.c_int), ("data", ctypes.c_void_p))
@@ -76,7 +76,7 @@ class FfiBuffers(ctypes.Structure):
         *_HEAD,
         ("count", ctypes.c_int64),
         ("types", ctypes.c_void_p),
-        ("buffers", ctypes.POINTER(ctypes.POINTER(Buffer))),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(FfiBuffer))),
     )
 
 

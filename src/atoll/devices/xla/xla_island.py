@@ -75,7 +75,7 @@ def await_service(address: str, seconds: float) -> None:
             Retry(_RETRY_SECONDS, patience=seconds).call(reach, ConnectError).close()
 
 
-class KeyValues:
+class XlaKeyValues:
     """The key-value store of hosts that share a coordination service: a `host_services.python.rendezvous.KeyValues`.
 
     `client` is connected to the service, which is that of an island or of a world.
@@ -98,10 +98,10 @@ class KeyValues:
         return found
 
 
-def key_values() -> KeyValues | None:
+def key_values() -> XlaKeyValues | None:
     """Return the store of this host's island; None if the island has no other host."""
     client = distributed.global_state.client
-    return None if client is None else KeyValues(client)
+    return None if client is None else XlaKeyValues(client)
 
 
 def use_network(hostname: str) -> None:

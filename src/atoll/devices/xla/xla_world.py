@@ -30,10 +30,10 @@ from atoll.devices.xla.batch_threads import start_batch_threads
 from atoll.devices.xla.coordination_service import start_service
 from atoll.devices.xla.gloo_connections import GlooConnections
 from atoll.devices.xla.world_relay import WorldRelay
-from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
+from atoll.devices.xla.xla_arrays import UnevenShards, shards_of, stacked_type
 from atoll.devices.xla.xla_island import (
     HEARTBEAT_SECONDS,
-    KeyValues,
+    XlaKeyValues,
     await_service,
     devices_by_host,
 )
@@ -111,7 +111,7 @@ class XlaWorld:
                 collectives=collectives,
                 num_devices=devices,
             )
-        self.key_values = KeyValues(self._coordination)
+        self.key_values = XlaKeyValues(self._coordination)
         self.hosts = devices_by_host(self.client.devices())
         self.devices: tuple[Any, ...] = self.hosts[rank]
         self._connections = GlooConnections(epolls)
@@ -241,7 +241,7 @@ class XlaWorlds:
             raise StatusError(Code.FAILED_PRECONDITION, "the hosts that this function runs on have lost one another")
         return found
 
-    def key_values(self, world: int) -> KeyValues:
+    def key_values(self, world: int) -> XlaKeyValues:
         return self.get(world).key_values
 
     def client_and_hosts(self, world: int) -> tuple[Any, tuple[tuple[Any, ...], ...]]:
@@ -271,8 +271,8 @@ class XlaWorlds:
         On CPUs, the host array of a shard is its memory, and a device array that is made of it refers to that.
         """
         shards = shards_of(array)
-        if isinstance(array, Uneven):
-            return Uneven(tuple(self.bring(each, world) for each in shards))
+        if isinstance(array, UnevenShards):
+            return UnevenShards(tuple(self.bring(each, world) for each in shards))
         before, after = shards[0].device.client.local_devices(), self.devices_in(world)
         devices = tuple(after[before.index(each.device)] for each in shards)
         contents = [np.asarray(each) for each in shards]

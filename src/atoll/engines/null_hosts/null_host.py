@@ -15,8 +15,8 @@ from typing import Any
 from atoll.devices.device import DeviceArray
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_backend import Collectives, NullArray, NullBackend, NullToken, bytes_of
-from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
-from atoll.host_services.profiles.profile_recorder import Recorder
+from atoll.devices.null.sim_events import EventClock, SimEvent, SimTask, all_of
+from atoll.host_services.profiles.profile_recorder import ProfileRecorder
 from atoll.host_services.row_messages import SPAN_BYTES
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
@@ -27,7 +27,7 @@ from atoll.worker.completions import ArrayCompletion, Completion, DeletionGuard,
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits, UnitsEnded
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.executor_thread import Units
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import HostFunctions
 from atoll.worker.host_group import Ends, HostGroup, SendToHost
 from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.message_handler import MessageHandler
@@ -57,7 +57,7 @@ class ClockWatcher:
     process are charged to no session.
     """
 
-    def __init__(self, clock: Clock, report: Callable[..., None]) -> None:
+    def __init__(self, clock: EventClock, report: Callable[..., None]) -> None:
         self._clock = clock
         self._report = report
 
@@ -112,7 +112,7 @@ class NullHost:
         devices: int,
         *,
         model: NullModel,
-        clock: Clock,
+        clock: EventClock,
         collectives: Collectives,
         neighbors: MutableMapping[int, Inbox],
         make_port: Callable[[Inbox], Any],
@@ -134,7 +134,7 @@ class NullHost:
         keys = TypeKeys()
         inbox = neighbors[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         self.port = make_port(inbox)
-        functions = Functions(self.backend, inbox, keys, report=report, pool=AtOnce())
+        functions = HostFunctions(self.backend, inbox, keys, report=report, pool=AtOnce())
         soon = dispatch_soon or call_soon
         delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
         self.network = NullNetwork(self.backend, self.port, host, neighbors)
@@ -153,7 +153,7 @@ class NullHost:
         )
         self._dispatcher = DelegatedRunDispatcher(delegated, self._executor.handle, inbox.await_all, now)
         self._reporter = self._executor.reporter
-        recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
+        recorder = ProfileRecorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend,
             functions=functions,

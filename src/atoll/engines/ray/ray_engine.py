@@ -19,7 +19,7 @@ from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.ray.actors import agent_environment
 from atoll.engines.ray.bundles import demand_of
 from atoll.engines.ray.ray_connection import keep_sigterm, reachable
-from atoll.engines.ray.ray_placement import Placement
+from atoll.engines.ray.ray_placement import RayPlacement
 from atoll.errors import ClusterError
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
@@ -34,7 +34,7 @@ class RayEngine(HostsEngine):
             raise ClusterError("a cluster on Ray cannot be embedded: start it with `atoll up --engine ray`")
         super().__init__(options)
         self._loop: asyncio.AbstractEventLoop | None = None  # before `begin`, the placement has no thread
-        self._placement = Placement(
+        self._placement = RayPlacement(
             options.settings.ray_address,
             f"atoll-{self._controller.host}-{self._controller.port}",
             self._arguments,

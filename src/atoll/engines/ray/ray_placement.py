@@ -52,7 +52,7 @@ class _Group:
     leaving: frozenset[int] = frozenset()
 
 
-class Placement:
+class RayPlacement:
     """Keeps the wanted islands placed. Methods may be called from any thread, and only `close` blocks.
 
     Callbacks are called on the placement's thread.

@@ -19,7 +19,7 @@ from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode, HeaderList, Setting
 from atoll.grpc.http2.headers import HeaderBlocks, MalformedRequest, check_request
 from atoll.grpc.http2.http2_limits import Limits, NuisanceCredit
-from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.http2.http2_stream import Http2Stream
 from atoll.grpc.http2.receive import Receiver
 from atoll.grpc.http2.send import Sender
 
@@ -36,13 +36,13 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        on_request: Callable[[Stream, HeaderList], None],
+        on_request: Callable[[Http2Stream, HeaderList], None],
         on_made: Callable[[Http2Connection], None],
         on_lost: Callable[[Http2Connection], None],
         limits: Limits,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Http2Stream] = {}
         self.lost = loop.create_future()
         self._loop = loop
         self._limits = limits
@@ -180,7 +180,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         except MalformedRequest:
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
-        stream = Stream(
+        stream = Http2Stream(
             self._sender,
             number,
             self._peer_stream_window,
@@ -269,7 +269,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # Closing
 
-    def _stream_failure(self, stream: Stream, code: ErrorCode) -> None:
+    def _stream_failure(self, stream: Http2Stream, code: ErrorCode) -> None:
         """Close a stream with RST_STREAM because of the peer's error."""
         self._sender.reset(stream, code)
         stream.on_closed()

@@ -19,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 class StreamSender(Protocol):
     """The part of `send.Sender` that a stream uses."""
 
-    def make_ready(self, stream: Stream) -> None: ...
+    def make_ready(self, stream: Http2Stream) -> None: ...
     def control(self, frame: bytes) -> None: ...
 
 
@@ -27,7 +27,7 @@ class BodyConsumer(Protocol):
     """Consumes the body that the peer sends on one stream.
 
     The methods run on the event loop's thread and must not raise or block. The consumer adds bytes that it holds back
-    to `Stream.held_bytes`. Together with `Stream.paused`, this limits the peer to its window.
+    to `Http2Stream.held_bytes`. Together with `Http2Stream.paused`, this limits the peer to its window.
     """
 
     def data(self, view: memoryview, start: int, stop: int) -> None:
@@ -47,7 +47,7 @@ def ignore() -> None:
     pass
 
 
-class Stream:
+class Http2Stream:
     """One open stream, used only on the event loop's thread.
 
     The connection calls `on_sent()` when some of the stream's bytes were sent. It calls `on_closed()` once if the

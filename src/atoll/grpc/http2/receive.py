@@ -14,7 +14,7 @@ from collections.abc import Callable
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ConnectionFailure, ErrorCode
 from atoll.grpc.http2.http2_limits import Limits, NuisanceCredit
-from atoll.grpc.http2.http2_stream import Stream
+from atoll.grpc.http2.http2_stream import Http2Stream
 from atoll.grpc.http2.send import Sender
 
 READ_BUFFER_BYTES = 256 << 10
@@ -36,11 +36,11 @@ class Receiver:
     def __init__(
         self,
         limits: Limits,
-        streams: dict[int, Stream],
+        streams: dict[int, Http2Stream],
         sender: Sender,
         credit: NuisanceCredit,
         on_control: Callable[[int, int, int, bytes], None],
-        on_stream_failure: Callable[[Stream, ErrorCode], None],
+        on_stream_failure: Callable[[Http2Stream, ErrorCode], None],
     ) -> None:
         self.bytes_in = 0
         self.last_stream = 0
@@ -62,11 +62,11 @@ class Receiver:
         self._direct = False
         self._window = limits.connection_window_bytes
         self._body_left = 0
-        self._body_stream: Stream | None = None
+        self._body_stream: Http2Stream | None = None
         self._body_ends = False
         self._skip_left = 0
 
-    def known_stream(self, number: int, what: str) -> Stream | None:
+    def known_stream(self, number: int, what: str) -> Http2Stream | None:
         """Return the stream, or None if it was closed. Raise ConnectionFailure if it was never open (section 5.1)."""
         stream = self._streams.get(number)
         if stream is None and (number > self.last_stream or not number & 1):

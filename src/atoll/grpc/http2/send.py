@@ -15,7 +15,7 @@ import hpack
 
 from atoll.grpc.http2 import frames
 from atoll.grpc.http2.frames import ErrorCode, HeaderList
-from atoll.grpc.http2.http2_stream import Buffer, Stream
+from atoll.grpc.http2.http2_stream import Buffer, Http2Stream
 
 QUANTUM_BYTES = 256 << 10
 """Bytes that one stream can send before the next stream's turn, which bounds the delay of small messages."""
@@ -30,7 +30,7 @@ MAX_CONTROL_BACKLOG = 64 << 10
 class Sender:
     """The sending half of a connection. `streams` is the connection's table of open streams."""
 
-    def __init__(self, streams: dict[int, Stream]) -> None:
+    def __init__(self, streams: dict[int, Http2Stream]) -> None:
         self.transport: asyncio.Transport | None = None
         self.bytes_out = 0
         self.reading = False
@@ -42,7 +42,7 @@ class Sender:
         self._encoder = hpack.Encoder()
         self._control: list[bytes] = []
         self._control_bytes = 0
-        self._ready: deque[Stream] = deque()
+        self._ready: deque[Http2Stream] = deque()
         self._write_paused = False
         self._read_paused = False
         self._scheduled = False
@@ -62,7 +62,7 @@ class Sender:
             transport.pause_reading()
         self._schedule()
 
-    def make_ready(self, stream: Stream) -> None:
+    def make_ready(self, stream: Http2Stream) -> None:
         """Queue a stream that has frames to send."""
         if stream.ready or not stream.open:
             return
@@ -70,13 +70,13 @@ class Sender:
         self._ready.append(stream)
         self._schedule()
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: Http2Stream, code: ErrorCode) -> None:
         """Close a stream at once and send RST_STREAM."""
         if stream.open:
             self.drop(stream)
             self.control(frames.rst_stream(stream.number, code))
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: Http2Stream) -> None:
         """Close a stream without sending RST_STREAM."""
         self._streams.pop(stream.number, None)
         stream.open = False
@@ -111,7 +111,7 @@ class Sender:
             self._control.clear()
             self._control_bytes = 0
         budget = BURST_BYTES
-        blocked: list[Stream] = []
+        blocked: list[Http2Stream] = []
         while self._ready and budget > 0:
             stream = self._ready.popleft()
             stream.ready = False
@@ -134,12 +134,12 @@ class Sender:
             self._read_paused = False
             transport.resume_reading()
 
-    def _again(self, stream: Stream) -> None:
+    def _again(self, stream: Http2Stream) -> None:
         if stream.open and not stream.ready:
             stream.ready = True
             self._ready.append(stream)
 
-    def _turn(self, stream: Stream, out: list[Buffer]) -> int:
+    def _turn(self, stream: Http2Stream, out: list[Buffer]) -> int:
         """Add the frames that the stream can send now to `out`, and return the number of their body bytes."""
         taken = 0
         if stream.headers is not None:

@@ -56,7 +56,7 @@ class _Profile:
         self.ended = threading.Event()
 
 
-class Recorder:
+class ProfileRecorder:
     """Records and hands over profiles. Thread-safe.
 
     `begin` starts a recording and returns the function that ends it. `others_programs(session)` returns the programs

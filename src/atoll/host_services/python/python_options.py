@@ -14,7 +14,7 @@ from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
 from atoll.host_services.python.failed_starts import ProgramStarts
-from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, Worlds, nowhere, rendezvous_at_first_host
+from atoll.host_services.python.rendezvous import JoinedWorlds, KeyValues, Rendezvous, nowhere, rendezvous_at_first_host
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.wire.address import parse_address
 
@@ -44,7 +44,7 @@ class PythonHost(msgspec.Struct, frozen=True):
     hostname: str = ""
     key_values: KeyValues | None = None
     mechanisms: Mechanisms | None = None
-    worlds: Worlds | None = None
+    worlds: JoinedWorlds | None = None
 
 
 class ProcessWorld(msgspec.Struct):

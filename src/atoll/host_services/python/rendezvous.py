@@ -34,7 +34,7 @@ class KeyValues(Protocol):
         """Wait for a value. Raise OSError after a timeout of `seconds`, or if a host fails."""
 
 
-class Worlds(Protocol):
+class JoinedWorlds(Protocol):
     """The worlds that this host has joined. `hostname` is the name at which their other hosts reach this one."""
 
     hostname: str
