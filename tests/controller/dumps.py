@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.controller.controller_dumps import dump_controller, load_controller
 from atoll.controller.core import Controller
-from atoll.state.object_dumps import rebuilt_attributes
+from atoll.state.object_dumps import declared
 
 # Attributes that a loaded controller lacks, by class: caches, and log and trace entries from before the dump.
 _NOT_LOADED: dict[str, set[str]] = {
@@ -227,7 +227,8 @@ def compared_attributes(kind: type[Any], others: tuple[str, ...]) -> tuple[tuple
 
     Objects of the class have the attributes `others` in addition to those that the class declares.
     """
-    skipped = rebuilt_attributes(kind) | _NOT_LOADED.get(kind.__name__, set()) | {"__weakref__", "__dict__"}
+    rebuilt = {name for schema in declared() if schema.kind is kind for name in schema.rebuilt}
+    skipped = rebuilt | _NOT_LOADED.get(kind.__name__, set()) | {"__weakref__", "__dict__"}
     return tuple(
         (name, (kind.__name__, name) in _SHARED, (kind.__name__, name) in _UNORDERED)
         for name in declared_attributes(kind).union(others) - skipped

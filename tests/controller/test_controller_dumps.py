@@ -134,8 +134,8 @@ def test_a_dump_of_another_version_is_refused_and_both_versions_are_named() -> N
 
 
 def test_each_stored_attribute_of_a_record_exists() -> None:
-    for tag, kind, struct, version, oldest in declared():
-        assert 1 <= oldest <= version, tag
-        if dataclasses.is_dataclass(kind):
-            names = {each.name for each in dataclasses.fields(kind)}
-            assert names.issuperset(struct.__struct_fields__), tag
+    for schema in declared():
+        assert 1 <= schema.oldest <= schema.version, schema.tag
+        if dataclasses.is_dataclass(schema.kind):
+            names = {each.name for each in dataclasses.fields(schema.kind)}
+            assert names.issuperset(schema.struct.__struct_fields__), schema.tag

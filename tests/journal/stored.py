@@ -129,9 +129,9 @@ def current() -> Path:
         if "@dump_of(" in path.read_text():
             importlib.import_module(".".join(("atoll", *path.relative_to(root).with_suffix("").parts)))
     versions = [
-        [tag, version, oldest]
-        for tag, kind, _, version, oldest in declared()
-        if kind.__module__.startswith("atoll.")  # other tests declare their own structs
+        [each.tag, each.version, each.oldest]
+        for each in declared()
+        if each.kind.__module__.startswith("atoll.")  # other tests declare their own structs
     ]
     return STORED / hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:12]
 

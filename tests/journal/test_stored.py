@@ -103,7 +103,7 @@ def test_there_are_files_with_the_structs_of_this_version(tmp_path: Path, monkey
     assert current().exists(), "a struct has a new version: run `python -m tests.journal.stored`, and commit its files"
     newest = copied(current(), tmp_path / "stored")
     monkeypatch.setenv("ATOLL_KEY_FILE", str(newest / "key"))
-    of_this_version = {tag: (version, oldest) for tag, _, _, version, oldest in declared()}
+    of_this_version = {each.tag: (each.version, each.oldest) for each in declared()}
     met: set[str] = set()
     for name in KINDS:
         found = recover(JournalDirectory(newest / name))

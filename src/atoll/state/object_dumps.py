@@ -122,7 +122,7 @@ class Dump(msgspec.Struct, omit_defaults=True, rename=lambda name: name.strip("_
 
 
 @dataclass(eq=False)
-class _Schema:
+class Schema:
     """A class and its struct. See `dump_of`."""
 
     kind: type[Any]
@@ -164,8 +164,8 @@ class _Method(msgspec.Struct, frozen=True):
     arguments: tuple[Any, ...]
 
 
-_BY_KIND: dict[type[Any], _Schema] = {}
-_BY_TAG: dict[str, _Schema] = {}
+_BY_KIND: dict[type[Any], Schema] = {}
+_BY_TAG: dict[str, Schema] = {}
 _BY_FUNCTION: dict[Any, _Method] = {}
 _BY_NAME: dict[str, _Method] = {}
 
@@ -194,7 +194,7 @@ def dump_of(
     def declare(struct: type[Dump]) -> type[Dump]:
         assert kind not in _BY_KIND, kind
         assert tag not in _BY_TAG, tag
-        schema = _Schema(kind, struct, tag, version, oldest, rebuilt or {}, read or {}, rebuild)
+        schema = Schema(kind, struct, tag, version, oldest, rebuilt or {}, read or {}, rebuild)
         _BY_KIND[kind] = _BY_TAG[tag] = schema
         return struct
 
@@ -208,12 +208,6 @@ def callback(name: str, owner: type[Any] | None, function: Any, *arguments: Any)
     """
     assert name not in _BY_NAME, name
     _BY_NAME[name] = _BY_FUNCTION[function] = _Method(name, owner, function, arguments)
-
-
-def rebuilt_attributes(kind: type[Any]) -> frozenset[str]:
-    """Return the attributes of a declared class that are rebuilt rather than stored."""
-    schema = _BY_KIND.get(kind)
-    return frozenset(schema.rebuilt) if schema is not None else frozenset()
 
 
 class Objects(msgspec.Struct, frozen=True):
@@ -324,7 +318,7 @@ class _Converters:
         """Return the function for references to objects of any declared class."""
         raise NotImplementedError
 
-    def _reference(self, schema: _Schema) -> _Convert:
+    def _reference(self, schema: Schema) -> _Convert:
         """Return the function for references to objects of a declared class."""
         raise NotImplementedError
 
@@ -375,7 +369,7 @@ class _Dumper:
         self.numbers: dict[int, int] = {}  # of objects, by identity
         self.known: dict[str, dict[int, int]] = {}  # numbers of shared values, by annotation and identity
         self._met: dict[str, list[Any]] = {}  # objects by tag
-        self._left: deque[tuple[_Schema, Any]] = deque()
+        self._left: deque[tuple[Schema, Any]] = deque()
         self._shared: dict[str, list[Any]] = {}
         self._alive: list[Any] = []  # so that identities stay unique
 
@@ -389,7 +383,7 @@ class _Dumper:
         versions = {tag: (_BY_TAG[tag].version, _BY_TAG[tag].oldest) for tag in structs}
         return Objects(__version__, versions, numbers, structs, self._shared)
 
-    def number(self, schema: _Schema, each: Any) -> int:
+    def number(self, schema: Schema, each: Any) -> int:
         number = self.numbers.get(id(each))
         if number is None:
             met = self._met.setdefault(schema.tag, [])
@@ -454,7 +448,7 @@ class _DumpConverters(_Converters):
 
         return refer
 
-    def _reference(self, schema: _Schema) -> _Convert:
+    def _reference(self, schema: Schema) -> _Convert:
         def number(dumper: _Dumper, each: Any) -> int:
             found = dumper.numbers.get(id(each))
             return dumper.number(schema, each) if found is None else found
@@ -494,7 +488,7 @@ def _reader(name: str) -> Callable[[Any], Any]:
     return read
 
 
-def _schema_of(kind: type[Any]) -> _Schema:
+def _schema_of(kind: type[Any]) -> Schema:
     schema = _BY_KIND.get(kind)
     if schema is None:
         raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no declared struct")
@@ -556,7 +550,7 @@ class _Loader:
             )
         check_version(writer, tag, (version, oldest), (schema.version, schema.oldest))
 
-    def _fill(self, schema: _Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
+    def _fill(self, schema: Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
         rebuilt = list(schema.rebuilt.items())
         put = _setter(schema.kind)
         for number, (each, struct) in enumerate(zip(self.tables[schema.tag], dumped, strict=True)):
@@ -617,7 +611,7 @@ class _LoadConverters(_Converters):
     def _object_ref(self) -> _Convert:
         return lambda loader, stored: loader.tables[stored.tag][stored.number]
 
-    def _reference(self, schema: _Schema) -> _Convert:
+    def _reference(self, schema: Schema) -> _Convert:
         tag = schema.tag
         return lambda loader, number: loader.tables[tag][number]
 
@@ -697,7 +691,7 @@ def load(objects: Objects, roots: Mapping[str, Any]) -> None:
         raise JournalError(f"the dump of atoll {objects.atoll} cannot be read: {error}") from None
 
 
-def declared() -> Iterator[tuple[str, type[Any], type[Dump], int, int]]:
-    """Yield the tag, class, struct, version and oldest version of each declared class."""
-    for tag, schema in sorted(_BY_TAG.items()):
-        yield tag, schema.kind, schema.struct, schema.version, schema.oldest
+def declared() -> Iterator[Schema]:
+    """Yield the schema of each declared class, in the order of the tags. For tests."""
+    for _, schema in sorted(_BY_TAG.items()):
+        yield schema
