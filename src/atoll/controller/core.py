@@ -435,22 +435,12 @@ class Controller:
     def _work_in_steps(self) -> tuple[Collection[Any], ...]:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launches.large_launches
-        waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        version_reads = self.published.reads
-        reads = version_reads.starts.waiting, version_reads.ends.waiting, version_reads.leaving
-        published = (
-            self.published.begun,
-            self.published.more,
-            self.published.due,
-            self.vaults.leaving.waiting,
-            self.published.replies,
-            self.published.copies.due,
-            self.published.files.due,
-            *reads,
-        )
         return (
-            *waiting,
-            *published,
+            programs.lowerings.waiting,
+            programs.discards.waiting,
+            self._inboxes.waiting,
+            self._requests.waiting,
+            *self.published.backlog,
             large.beginning,
             large.ended,
             self._state.remains.waiting,
@@ -465,20 +455,8 @@ class Controller:
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""
-        state = self._state
         return {
-            "state": state,
-            "tenants": state.tenants,
-            "resources": state.resources,
-            "connections": state.connections,
-            "outbox": state.outbox,
-            "history": state.history,
-            "leases": state.leases,
-            "rates": state.rates,
-            "slices": state.slices,
-            "quarantine": state.quarantine,
-            "offenses": state.offenses,
-            "remains": state.remains,
+            **self._state.parts(),
             "log": self.log,
             "meter": self.meter,
             "long gangs": self._long_gangs,
@@ -521,12 +499,7 @@ class Controller:
             "session persistence": self._persistence,
             "watchdog": self.watchdog,
             "vaults": self.vaults,
-            "published arrays": self.published,
-            "array copies": self.published.copies,
-            "version reads": self.published.reads,
-            "array files": self.published.files,
-            "version relief": self.published.relief,
-            "named arrays": self.published.names,
+            **self.published.parts(),
         }
 
     def is_charged(self, event: e.Skipped) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from atoll.cluster.lifecycle import Lifecycle
 from atoll.cluster.processes.leases import Leases
@@ -48,6 +49,23 @@ class ClusterState(SharedState):
             leases=Leases(settings.lease_seconds),
             rates=TenantRates(tenants),
         )
+
+    def parts(self) -> dict[str, Any]:
+        """Return the parts that have state, by the names that dumps use."""
+        return {
+            "state": self,
+            "tenants": self.tenants,
+            "resources": self.resources,
+            "connections": self.connections,
+            "outbox": self.outbox,
+            "history": self.history,
+            "leases": self.leases,
+            "rates": self.rates,
+            "slices": self.slices,
+            "quarantine": self.quarantine,
+            "offenses": self.offenses,
+            "remains": self.remains,
+        }
 
 
 def _log(outbox: Outbox, event: Event) -> None:

@@ -10,7 +10,8 @@ takes it over, and hosts share its memory with the vault.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -121,6 +122,30 @@ class PublishedArrays:
             reads.starts.waiting,
             reads.begun,
         )
+        # Work that another flush must continue although no event has occurred. All are empty if there is none.
+        self.backlog: tuple[Collection[Any], ...] = (
+            self.begun,
+            self.more,
+            self.due,
+            vaults.leaving.waiting,
+            self.replies,
+            self.copies.due,
+            self.files.due,
+            reads.starts.waiting,
+            reads.ends.waiting,
+            reads.leaving,
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """Return the parts that have state, by the names that dumps use."""
+        return {
+            "published arrays": self,
+            "array copies": self.copies,
+            "version reads": self.reads,
+            "array files": self.files,
+            "version relief": self.relief,
+            "named arrays": self.names,
+        }
 
     # ---- publishing
 
