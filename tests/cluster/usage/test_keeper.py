@@ -58,23 +58,48 @@ def test_a_directory_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(
     assert "usage will be lost" in caplog.text
 
 
-def test_what_a_disk_refuses_is_kept_once_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+class FakeStore:
+    """A store that fails with `error`, if it is set."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.seconds: list[int] = []  # stored device time
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def add(self, records: list[tuple[float, int, list[Usage]]]) -> None:
+        self._fail()
+        self.seconds += [usage.device_ns // 10**9 for _, _, rows in records for usage in rows]
+
+    def report(self, *arguments: Any) -> dict[str, Any]:
+        self._fail()
+        return {"total": {"device_seconds": sum(self.seconds)}}
+
+    def compact(self, now: float, elapsed: float) -> None:
+        self._fail()
+
+    def close(self) -> None:
+        pass
+
+
+def keeping(store: FakeStore) -> Keeper:
+    return Keeper(open_store=lambda usage, run: store)  # type: ignore[arg-type, return-value]
+
+
+def test_what_a_disk_refuses_is_kept_once_it_takes_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("atoll.cluster.usage.keeper.MAX_WAITING", 3)
-    keeper = Keeper(str(tmp_path / "usage.sqlite"))
-    store = keeper._opened()  # made by this thread, because SQLite's objects belong to their threads
-    store.close()
-    keeper._store = Refusing()  # type: ignore[assignment]
+    store = FakeStore(OSError("full"))
+    keeper = keeping(store)
     for seconds in (1, 2, 4, 8):
-        keeper._waiting.append((0.0, 0, [row(seconds)]))
-        with pytest.raises(OSError, match="full"):
-            keeper._write()
-    kept = [usage.device_ns // 10**9 for _, _, rows in keeper._waiting for usage in rows]
-    assert kept == [2, 4, 8], "of more than it may keep the oldest go"
-
-
-class Refusing:
-    def add(self, records: Any) -> None:
-        raise OSError("full")
+        keeper.store_usage(0, [row(seconds)])
+        assert "full" in str(report(keeper))
+    store.error = None
+    keeper.store_usage(0, [row(16)])
+    report(keeper)
+    keeper.close()
+    assert store.seconds == [4, 8, 16], "of more than it may keep the oldest go"
 
 
 def test_estimates_of_several_clusters_are_merged(tmp_path: Path):
@@ -160,13 +185,8 @@ def test_a_damaged_file_is_set_aside_and_usage_is_kept_in_a_new_one(
     again.close()
 
 
-def test_a_report_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
-    keeper = Keeper()
-
-    def fails(*arguments: object) -> bytes:
-        raise OSError("an input or output error")
-
-    monkeypatch.setattr(keeper, "_report", fails)
+def test_a_report_that_fails_says_why():
+    keeper = keeping(FakeStore(OSError("an input or output error")))
     assert "an input or output error" in str(report(keeper))
     keeper.close()
 
@@ -181,32 +201,20 @@ def test_a_bug_ends_the_thread_with_its_exception(tmp_path: Path, monkeypatch: p
     assert AttributeError in map(type, ended)  # threads of other tests may also end
 
 
-def test_a_bug_in_a_report_is_reported_and_later_jobs_are_done(monkeypatch: pytest.MonkeyPatch):
-    keeper = Keeper()
-
-    def fails(*arguments: object) -> bytes:
-        raise ZeroDivisionError("a bug")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(keeper, "_report", fails)
-        assert "ZeroDivisionError: a bug" in str(report(keeper))
+def test_a_bug_in_a_report_is_reported_and_later_jobs_are_done():
+    store = FakeStore(ZeroDivisionError("a bug"))
+    keeper = keeping(store)
+    assert "ZeroDivisionError: a bug" in str(report(keeper))
+    store.error = None
     keeper.store_usage(1, [row(1)])
     assert report(keeper)["total"]["device_seconds"] == 1.0
     keeper.close()
 
 
 def test_an_error_of_the_file_is_none_of_the_program_and_a_misuse_of_sqlite_is_a_bug():
-    keeper = Keeper()
-
-    def fails_with(error: Exception) -> Any:
-        def use(store: Any) -> None:
-            raise error
-
-        return use
-
-    with pytest.raises(OSError, match="OperationalError: database or disk is full"):
-        keeper._with_store(fails_with(sqlite3.OperationalError("database or disk is full")))
-    with pytest.raises(sqlite3.ProgrammingError):
-        keeper._with_store(fails_with(sqlite3.ProgrammingError("closed")))
-    assert keeper._store is not None
-    keeper._store.close()
+    store = FakeStore(sqlite3.OperationalError("database or disk is full"))
+    keeper = keeping(store)
+    assert "UsageFileError: OperationalError: database or disk is full" in str(report(keeper))
+    store.error = sqlite3.ProgrammingError("closed")
+    assert str(report(keeper)) == "cannot read usage: ProgrammingError: closed"
+    keeper.close()

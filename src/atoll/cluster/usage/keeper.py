@@ -50,13 +50,23 @@ class UsageFileError(OSError):
         self.is_damage = is_damage
 
 
+def _usage_store(usage: str, run: int) -> UsageStore:
+    from atoll.cluster.usage.usage_store import UsageStore
+
+    return UsageStore(usage, run)
+
+
 class Keeper:
     """Stores usage in the file `usage`, or in memory if that is "", and estimates in the directory `estimates`, if any.
 
-    The thread starts with the first job. A bug ends it with the exception.
+    `open_store(usage, run)` opens a file, or "" for memory, on the thread. The thread starts with the first job. A bug
+    ends it with the exception.
     """
 
-    def __init__(self, usage: str = "", estimates: str = "") -> None:
+    def __init__(
+        self, usage: str = "", estimates: str = "", open_store: Callable[[str, int], UsageStore] = _usage_store
+    ) -> None:
+        self._open_store = open_store
         self._usage = usage
         self._estimates = estimates
         self._run = int(time.time())
@@ -135,15 +145,13 @@ class Keeper:
         if self._store is None:
             import sqlite3
 
-            from atoll.cluster.usage.usage_store import UsageStore
-
             try:
-                self._store = UsageStore(self._usage, self._run)
+                self._store = self._open_store(self._usage, self._run)
             except (sqlite3.Error, OSError) as error:
                 if _is_damage(error):
                     raise
                 _log.warning("usage will be lost when this cluster ends: %s: %s", self._usage, error)
-                self._store = UsageStore("", self._run)
+                self._store = self._open_store("", self._run)
         return self._store
 
     def _with_store(self, use: Callable[[UsageStore], _Result]) -> _Result:
