@@ -47,6 +47,9 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 # A run in the background of a non-interactive shell ignores SIGINT, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Likewise SIGHUP under `nohup`. It has its default action in children that are executed, and none here.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 os.environ["ATOLL_STATE_DIR"] = "off"  # otherwise usage would be stored in the directory of the user who runs the tests
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):

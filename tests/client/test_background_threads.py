@@ -43,6 +43,7 @@ import time
 from atoll.client import background_threads
 from atoll.client.background_threads import CompilingThreads
 
+background_threads._END_SECONDS = 100.0
 begun = threading.Barrier(3)
 
 
@@ -63,7 +64,7 @@ print(time.time(), flush=True)
 
 def test_a_script_that_ends_interrupts_the_threads_that_compile() -> None:
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300, check=True)
-    assert time.time() - float(ended.stdout) < 8
+    assert time.time() - float(ended.stdout) < 80
     assert ended.stderr == ""
 
 

@@ -137,6 +137,7 @@ def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy_and_follows_a
         await until_async(lambda: not leases.second.withdraw())
         leases.of_second.is_cut = True
         leases.frozen.clear()
+        await until_async(leases.first.holds)
         await pair.mend()
         await asyncio.sleep(0.5)  # the time in which it would connect to the controller and receive a heartbeat
         assert not pair.of_standby.is_used

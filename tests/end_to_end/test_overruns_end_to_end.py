@@ -20,6 +20,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
     tenants = (
         TenantSettings("ana", token_hash("ana's token")),
         TenantSettings("eve", token_hash("eve's token"), run_seconds=1),
+        TenantSettings("mel", token_hash("mel's token"), run_seconds=1),  # launches are refused after three stops
     )
     return start_cluster(islands="1x1x2", token="the token of the cluster", tenants=tenants)
 
@@ -104,17 +105,17 @@ def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
 
 def test_a_loop_that_follows_short_work_at_once_is_stopped(cluster: StandingCluster, start_python: StartPython) -> None:
     ana = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="ana's token")
-    eve = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="eve's token")
+    mel = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="mel's token")
     ana.call(keep)
-    eve.begin(loop_behind_short_work, 5_000_000)
+    mel.begin(loop_behind_short_work, 5_000_000)
     stops = len(stopped(cluster.report()))
     while len(stopped(cluster.report())) == stops:
         assert ana.call(kept_sum, seconds=SECONDS) == 499500.0
     with pytest.raises(RemoteError, match=r"the run of jit__lambda was stopped"):
-        eve.finish(SECONDS)
+        mel.finish(SECONDS)
     assert [island["restarts"] for island in cluster.report()["islands"]] == [0]
     ana.close()
-    eve.close()
+    mel.close()
 
 
 def test_a_loop_whose_client_is_killed_is_stopped(cluster: StandingCluster, start_python: StartPython) -> None:

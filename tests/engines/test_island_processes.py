@@ -14,6 +14,7 @@ from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.island_processes import IslandProcesses, ProcessesState
 from atoll.engines.restart_rules import MAX_RESTARTS
 from atoll.wire.address import Address
+from tests.waiting import until_async
 
 
 class FakeProcess:
@@ -323,12 +324,10 @@ def test_an_island_waits_while_files_or_memory_for_its_workers_are_lacking(
         island.start()
         engine.refuses, engine.error, engine.limit = True, OSError(errno.EMFILE, "Too many open files"), started
         engine.processes[0].exit(1)
-        await asyncio.sleep(0.5)
+        await until_async(lambda: engine.running > MAX_RESTARTS + 1)
         assert not any("given up" in line for line in engine.logged())
-        assert engine.running > MAX_RESTARTS + 1
         engine.refuses = False
-        await asyncio.sleep(0.2)
-        assert island.state is ProcessesState.RUNNING
+        await until_async(lambda: island.state is ProcessesState.RUNNING)
         assert engine.logged()[-2:] == [f"start {1000 * engine.running + host}" for host in (6, 7)]
 
     played(scene)

@@ -62,18 +62,21 @@ def test_a_plug_is_pulled_and_put_back(machines: Machines) -> None:  # noqa: F81
 
 
 def test_packets_are_lost_silently_one_way_and_one_pair_at_a_time(machines: Machines) -> None:  # noqa: F811
-    listen = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5000)); "
-    heard = listen + "s.settimeout(1.0); print('ready', flush=True); print(s.recv(9).decode())"
+    listen = "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5000)); "
+    heard = listen + "s.settimeout(float(sys.argv[1])); print('ready', flush=True); print(s.recv(9).decode())"
     machines.drop("m0", "m1")
     for sender, receiver, arrives in (("m0", "m1", False), ("m1", "m0", True), ("m2", "m1", True)):
         listener = machines.popen(
-            receiver, [sys.executable, "-S", "-c", heard], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            receiver,
+            [sys.executable, "-S", "-c", heard, "30" if arrives else "1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         assert listener.stdout is not None
         assert listener.stdout.readline() == "ready\n"
         send = f"import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'hello', ('{receiver}', 5000))"
         output(machines, sender, sys.executable, "-S", "-c", send)
-        printed, _ = listener.communicate(timeout=20)
+        printed, _ = listener.communicate(timeout=60)
         assert (printed == "hello\n") == arrives, (sender, receiver)
     assert not reaches(machines, "m0", "m1", 0.3)
     machines.heal()

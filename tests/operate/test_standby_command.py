@@ -136,6 +136,12 @@ def test_a_cluster_whose_standby_has_taken_over_is_not_continued_from_the_old_jo
         assert f"the controller ended: the standby at tls://{second} has taken over" in refused.stderr
         advice = f"run the command with --standby {second}, and with another --journal instead of --continue"
         assert advice in refused.stderr
+
+    def hosts_are_back() -> bool:
+        report = json.loads(user.atoll("status", "--json", "--name", "spare").check().stdout)
+        return all(island["state"] == "ready" for island in report["islands"])
+
+    assert eventually(hosts_are_back, pause=0.3)
     back = ("up", "--standby", second, "--listen", first, *kept, "--journal", str(tmp_path / "3"))
     assert f"follows the controller at tls://{second}" in user.atoll(*back).check().stderr
     user.atoll("down", "--name", "spare").check()

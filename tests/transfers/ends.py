@@ -18,7 +18,7 @@ from atoll.transfers.shared_memory_engine import SharedMemoryEngine
 from atoll.transfers.transfer_engine import Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
 
-SECONDS = 5.0
+SECONDS = 60.0
 Ends = tuple[DataChannel, DataChannel]
 
 
