@@ -34,6 +34,8 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.1
+
 
 async def serve(options: ProxyOptions, stop: StopEvent) -> None:
     token = TOKEN.text()  # that clients of this proxy have to show
@@ -97,6 +99,15 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
     await stop.wait()
     service.close()
     await server.close()
+    if opened is not None:
+        opened.close()  # the client may have ended before it used the session
+        await _until_left(opened)
+
+
+async def _until_left(session: ClusterSession) -> None:
+    """Wait until the controller, which may be restarting, knows that the session has ended."""
+    while not session.has_left:
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _beside(address: Address, directory: str) -> Address:

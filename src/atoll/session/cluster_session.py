@@ -120,6 +120,11 @@ class ClusterSession:
         self._outgoing.close()
         self._channels.close()
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the controller knows that the session has ended, or cannot be reached."""
+        return self._outgoing.is_closed
+
     def connection_lost(self, reason: str) -> None:
         """End the session, because its control connection has ended."""
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))

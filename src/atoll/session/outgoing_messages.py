@@ -24,10 +24,16 @@ class OutgoingMessages:
 
     def __init__(self, control: ControlConnection, later: Later | None = None) -> None:
         self.close = control.close
+        self._control = control
         self._send = control.send
         self._later = later
         self._released: list[int] = []
         self._is_timed = False  # whether the timer is running
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended: see `ControlConnection`."""
+        return self._control.is_closed
 
     def send(self, message: Any) -> None:
         """Send a message other than a launch."""

@@ -39,6 +39,10 @@ class ControlConnection(Protocol):
 
     def close(self) -> None: ...
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended. After `close`, the controller first has to know it."""
+
 
 class CallbackHandler(Protocol):
     """Takes what hosts send to the client's process: calls into its Python, and contents of arrays. Thread-safe."""

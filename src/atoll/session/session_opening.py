@@ -159,6 +159,7 @@ class _Opening:
                 name="the Atoll controller",
                 patience=_ADMISSION_SECONDS,
                 identity=self._identity,
+                confirms_close=True,
             )
         except AccessError:
             raise

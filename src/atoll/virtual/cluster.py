@@ -148,6 +148,10 @@ class VirtualConnection:
         self._inboxes = inboxes
         self._on_close: Callable[[], None] | None = on_close
 
+    @property
+    def is_closed(self) -> bool:
+        return self._on_close is None
+
     def set_callback_handler(self, handler: CallbackHandler) -> None:
         """Do nothing: hosts call no clients."""
 

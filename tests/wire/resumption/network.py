@@ -244,6 +244,7 @@ class Dialer:
         limits: LinkLimits = LIMITS,
         patience: float = 0.0,
         on_back: Callable[[], None] = lambda: None,
+        confirms_close: bool = False,
     ) -> Dialer:
         """Send a Hello. The dialer also knows other addresses."""
         network.listener = listener
@@ -259,6 +260,7 @@ class Dialer:
             patience=patience,
             on_back=on_back,
             connect=network.connect,
+            confirms_close=confirms_close,
         )
         self.connection.send(Hello())
         return self

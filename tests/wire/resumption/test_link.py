@@ -126,12 +126,14 @@ class End:
 class World:
     """A dialer and an acceptor. Each transport is cut after as many delivered bytes as the next of `cuts`."""
 
-    def __init__(self, cuts: Sequence[int] = (), limits: LinkLimits = LIMITS, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, cuts: Sequence[int] = (), limits: LinkLimits = LIMITS, seconds: float = SECONDS, confirms: bool = False
+    ) -> None:
         self.now = 0.0
         self.cuts = deque(cuts)
         self.limits = limits
         self.acceptor = Acceptor(1, seconds, b"a key")
-        self.dialing = DialingLink("the acceptor", Address(path="/there"), limits=limits)
+        self.dialing = DialingLink("the acceptor", Address(path="/there"), None, limits, confirms)
         self.dialer = End("dialer", self.dialing)
         self.accepted = AcceptedLink(self.acceptor, LinkRecord(1, "", "the dialer"), limits)
         self.server = End("acceptor", self.accepted)
@@ -281,6 +283,52 @@ def test_wherever_transports_are_cut_each_frame_arrives_once_and_in_order(sends,
     world.dialer.do_effects()
     world.run(part, lambda: world.accepted.has_ended)
     assert world.accepted.reason == "the dialer closed the connection"
+
+
+def close_unread(world: World) -> None:
+    """Close the link, and cut the transport before the acceptor has read that."""
+    world.dialing.close()
+    world.dialer.do_effects()
+    for end in world.ends:
+        world.lose(end)
+
+
+def close_away(world: World) -> None:
+    for end in world.ends:
+        world.lose(end)
+    world.dialing.close()
+
+
+def close_resuming(world: World) -> None:
+    for end in world.ends:
+        world.lose(end)
+    assert world.dial()
+    world.dialing.close()
+
+
+@pytest.mark.parametrize("close", [close_unread, close_away, close_resuming])
+def test_a_link_that_confirms_its_end_has_ended_when_the_acceptor_knows_it(close):
+    world = World(confirms=True)
+    world.dialer.send(Note(1))
+    close(world)
+    world.dialer.do_effects()
+    assert not world.dialing.has_ended
+    world.run(1000, lambda: world.accepted.has_ended)
+    assert world.accepted.reason == "the dialer closed the connection"
+    assert numbers(world.server.messages, large=False) == [1]
+    assert not world.dialing.has_ended
+    world.lose(world.dialer)
+    world.run(1000, lambda: world.dialing.has_ended)
+
+
+def test_a_link_that_confirms_its_end_waits_for_the_grace_at_most():
+    world = World(confirms=True)
+    close_away(world)
+    while (dial := world.dialing.next_dial(world.now)) is not None:
+        world.now += 1.0 + dial.pause
+        world.dialing.dial_failed("nobody listens there")
+    assert world.dialing.has_ended
+    assert world.now <= 2 * SECONDS
 
 
 # ---- bounds

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -300,6 +301,28 @@ def test_a_message_that_is_sent_when_the_connection_is_back_follows_those_before
         await until(lambda: len(listener.messages) == 2)
         assert listener.messages == [Note(1), Note(2)]
         dialer.connection.close()
+
+    play(main)
+
+
+@pytest.mark.parametrize("can_dial", [True, False])
+def test_a_connection_that_confirms_its_end_returns_if_it_is_away(can_dial):
+    """Otherwise the session of a client that ends while its controller restarts would last until the grace is over."""
+
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, confirms_close=True)
+        await until(lambda: dialer.connection.can_resume)
+        network.can_dial = False
+        network.cut(network.ends[0])
+        dialer.connection.close()
+        assert not dialer.connection.is_closed
+        network.can_dial = can_dial
+        await until(lambda: dialer.connection.is_closed)
+        if can_dial:
+            assert listener.events[-1] == "the worker closed the connection"
+        assert dialer.lost == []
 
     play(main)
 

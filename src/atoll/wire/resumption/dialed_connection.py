@@ -124,6 +124,11 @@ class DialedConnection(ResumableConnection[DialingLink]):
 
     # ---- closing
 
+    def close(self) -> None:
+        """Close as `ResumableConnection.close`. A connection that `confirms_close` `is_closed` later."""
+        self._on_lost = _ignore
+        super().close()
+
     def _over(self) -> None:
         for timer in (self._answer, self._ticks):
             if timer is not None:
@@ -159,6 +164,10 @@ class DialedConnection(ResumableConnection[DialingLink]):
         return self._transport.peer_host if self._transport is not None else ""
 
 
+def _ignore(reason: str) -> None:
+    """Ignore the loss of a connection that was closed."""
+
+
 def _too_early(message: Any) -> None:
     raise FrameError("a message arrived before the connection was resumed")
 
@@ -179,10 +188,12 @@ async def dial(
     on_silence: Callable[[bool], None] = lambda is_silent: None,
     limits: LinkLimits = LIMITS,
     connect: Callable[..., Awaitable[Connection]] = connect,
+    confirms_close: bool = False,
 ) -> DialedConnection:
     """Dial a connection as `wire.endpoints.connect` does. It survives its sockets if the acceptor allows that.
 
     If the acceptor admits nobody now, the connection tries all addresses for `patience` seconds, and is lost then.
+    A connection that `confirms_close` `is_closed` only when the acceptor knows that, or when the grace is over.
     """
 
     def connected(
@@ -192,7 +203,7 @@ async def dial(
             address, message_type, on_message, on_lost, name=name, timeout=timeout, role=role, identity=identity
         )
 
-    link = DialingLink(name, address, identity, limits)
+    link = DialingLink(name, address, identity, limits, confirms_close)
     connection = DialedConnection(link, connected, on_message, on_lost, on_away, on_back, on_silence)
     await connection.open(address, timeout, patience)
     return connection

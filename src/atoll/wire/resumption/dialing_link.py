@@ -20,6 +20,7 @@ from atoll.wire.resumption.link_messages import (
     Acknowledge,
     AlternateAddresses,
     AnyLinkMessage,
+    Close,
     Resume,
     Resumed,
     ResumeRefused,
@@ -38,7 +39,10 @@ class Dial(NamedTuple):
 
 
 class DialingLink(Link):
-    """The dialer's end. `address` is that of the acceptor. If it is None, the link cannot be resumed."""
+    """The dialer's end. `address` is that of the acceptor. If it is None, the link cannot be resumed.
+
+    If it `confirms_close`, it ends only when the acceptor knows that it was closed, or the grace is over.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class DialingLink(Link):
         address: Address | None,
         identity: Identity | None = None,
         limits: LinkLimits = LIMITS,
+        confirms_close: bool = False,
     ) -> None:
         super().__init__(name, S.PLAIN if address is None else S.OPENING, limits)
         self.address = address or Address()  # of the last confirmed transport
@@ -61,6 +66,8 @@ class DialingLink(Link):
         self._rounds = 0
         self._dialed = self.address
         self._errors: list[str] = []  # why the attempts of this round failed
+        self._confirms_close = confirms_close
+        self._closes = False  # it was closed, which the acceptor may not know yet
         self._silent = 0  # ticks without a read
         self._progress = self.progress  # at the last tick
 
@@ -176,7 +183,7 @@ class DialingLink(Link):
         self._addresses.answered(self._dialed)
         self._untried, self._rounds, self._silent, self.deadline = [], 0, 0, None
         self._acknowledged = self.received  # `Resume` stated these counts
-        self.effects += [*self._retransmissions(), LinkEvent.BACK]
+        self.effects += [*self._retransmissions(), Close() if self._closes else LinkEvent.BACK]
 
     def _refused(self, message: ResumeRefused) -> None:
         error = f"{self.name} at {self._dialed} does not resume the connection: {message.reason}"
@@ -201,6 +208,21 @@ class DialingLink(Link):
         self._decoder = None  # no message arrived on it
         self._move(S.AWAY)
         self.effects.append(LinkEvent.FAILED)
+
+    # ---- closing
+
+    def close(self) -> None:
+        """End the link because this side closes it.
+
+        The acceptor may be restarting, or may end before it has read `Close`, and its successor would then wait for
+        this side. To confirm, the link dials again after `Close`, until it is refused because it has ended there.
+        """
+        if self._confirms_close and self.grace and self.state in (S.CONNECTED, S.AWAY, S.RESUMING):
+            if self.state is S.CONNECTED and not self._closes:
+                self.effects.append(Close())
+            self._closes = True
+        else:
+            super().close()
 
     # ---- silence
 
