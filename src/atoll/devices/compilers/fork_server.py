@@ -20,11 +20,13 @@ from pkgutil import resolve_name
 
 import msgspec
 
+from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.processes.priorities import lower_priority
 from atoll.cluster.processes.process_runtime import read_options
 from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Forked, Kill, ToServer
 from atoll.devices.compilers.compiler_process import Compiler, limit_process, serve
+from atoll.devices.hidden_plugins import hidden_plugins
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
@@ -134,12 +136,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lower_priority(_NICENESS)
     gc.disable()
-    make = resolve_name(options.compiler)
-    gc.freeze()  # children share the memory of imported modules, which the collector would write to
-    gc.enable()
-    control = socket.socket(fileno=options.control)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended
-        ForkServer(control, options, make).run()
+    with hidden_plugins(JAX_PLATFORMS.text()):  # also in the children, which open the devices
+        make = resolve_name(options.compiler)
+        gc.freeze()  # children share the memory of imported modules, which the collector would write to
+        gc.enable()
+        control = socket.socket(fileno=options.control)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has ended
+            ForkServer(control, options, make).run()
     os._exit(0)
 
 
