@@ -7,6 +7,11 @@ its controller ends by itself, because it detects the end of this process.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `run_loop`, since the objects of modules are permanent
+
 import asyncio
 import logging
 import shutil

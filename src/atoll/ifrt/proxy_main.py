@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `run_loop`, since the objects of modules are permanent
+
 import asyncio
 import logging
 import os

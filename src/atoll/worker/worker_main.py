@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `starting`, since the objects of modules are permanent
+
 import logging
 import os
 import queue

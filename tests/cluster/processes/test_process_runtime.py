@@ -28,6 +28,43 @@ def test_a_process_whose_start_fails_has_its_collector_again() -> None:
     assert gc.isenabled()
 
 
+MAIN_MODULES = (
+    "atoll.controller_process.controller_main",
+    "atoll.engines.engine_main",
+    "atoll.engines.null_hosts.null_hosts_main",
+    "atoll.engines.null_hosts.null_islands_main",
+    "atoll.ifrt.proxy_main",
+    "atoll.worker.worker_main",
+)
+
+
+@pytest.mark.parametrize("module", MAIN_MODULES)
+def test_a_process_imports_its_modules_without_a_garbage_collection(module: str) -> None:
+    code = (
+        "import atexit, gc, runpy, sys\n"
+        "collected = []\n"
+        "gc.callbacks.append(lambda *_: 'msgspec' in sys.modules and collected.append(len(sys.modules)))\n"
+        "atexit.register(lambda: print(collected, gc.isenabled()))\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "not JSON"], capture_output=True, text=True, timeout=300)
+    assert "msgspec.DecodeError" in ended.stderr  # the options of the process, which `main` reads first
+    assert ended.stdout == "[] False\n"
+
+
+def test_the_loop_of_a_process_runs_with_the_garbage_collector_and_without_earlier_objects() -> None:
+    code = (
+        "import gc\n"
+        "from atoll.cluster.processes.process_runtime import run_loop\n"
+        "gc.disable()\n"
+        "async def body(stop):\n"
+        "    print(gc.isenabled(), gc.get_freeze_count() > 10_000)\n"
+        "run_loop(body)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == "True True\n"
+
+
 def test_a_process_that_gets_sigusr1_says_where_its_threads_are_and_goes_on() -> None:
     code = (
         "import os, signal\n"

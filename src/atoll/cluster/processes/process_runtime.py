@@ -164,7 +164,11 @@ class StopEvent(asyncio.Event):
 
 
 def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` to its end, on uvloop if it is installed. SIGTERM and SIGINT set `stop`."""
+    """Run `main(stop)` to its end, on uvloop if it is installed. SIGTERM and SIGINT set `stop`.
+
+    Enable the garbage collector, which main modules disable while they are imported, and exclude the present objects
+    from it.
+    """
 
     async def body() -> None:
         stop = StopEvent()
@@ -176,10 +180,13 @@ def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
     try:
         import uvloop
     except ImportError:
-        asyncio.run(body())
+        make_loop = None
     else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(body())
+        make_loop = uvloop.new_event_loop
+    gc.freeze()
+    gc.enable()
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(body())
     gc.freeze()  # so that Python does not visit all objects again at exit
 
 
