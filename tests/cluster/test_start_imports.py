@@ -8,7 +8,7 @@ import sys
 import pytest
 
 # Modules that take long to import, and that few clusters need.
-_RARE = ("email", "http.client", "importlib.metadata", "zipfile", "jax", "jaxlib")
+_RARE = ("email", "http.client", "importlib.metadata", "tomllib", "zipfile", "jax", "jaxlib")
 _PROCESSES = {
     "atoll.engines.engine_main": (*_RARE, "atoll.journal", "numpy"),
     "atoll.controller_process.controller_main": (*_RARE, "numpy"),

@@ -18,7 +18,6 @@ environment.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +63,8 @@ def read_cluster_file(
 
     Raise a SettingsError that names the file and the key.
     """
+    import tomllib  # most processes read no such file
+
     try:
         content = present_keys(tomllib.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:

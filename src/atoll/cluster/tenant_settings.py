@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -217,6 +216,8 @@ def read_tenant_tokens(path: str | Path) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the entries of a file by tenant."""
+    import tomllib  # most processes read no such file
+
     try:
         content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), decodable(_File))
     except OSError as error:
