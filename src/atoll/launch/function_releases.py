@@ -28,7 +28,7 @@ class FunctionReleases:
         self._sessions = shared.sessions
         self._drop = drop
         self._deferred: set[int] = set()  # sessions with deferred releases
-        # Those of them whose deferred releases need not wait any more. The first one is next.
+        # Sessions whose deferred releases can be done now. The first one is next.
         self.due: dict[int, None] = {}
 
     def release(self, session: Session, function: int) -> None:

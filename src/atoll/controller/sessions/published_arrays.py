@@ -122,7 +122,7 @@ class PublishedArrays:
             reads.starts.waiting,
             reads.begun,
         )
-        # Work that another flush must continue although no event has occurred. All are empty if there is none.
+        # Work that the next flush continues without an event. If all collections are empty, it waits for an event.
         self.backlog: tuple[Collection[Any], ...] = (
             self.begun,
             self.more,
