@@ -214,6 +214,16 @@ def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.Mon
     assert user.leftovers() == []
 
 
+def test_down_says_that_a_controller_without_a_reply_has_kept_sessions_on_disk(user: User) -> None:
+    user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
+    user.process("atoll.controller_process.controller_main").suspend()
+    ended = user.atoll("down", "--all")
+    assert ended.returncode == 1
+    assert "has ended" in ended.stdout
+    assert "so sessions that are suspended on disk were not ended" in ended.stderr
+    assert user.leftovers() == []
+
+
 def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
     user.process("atoll.engines.engine_main").kill()

@@ -518,3 +518,8 @@ def down(
     print(text)
     for line in ended.persisted:
         print(line)
+    if all_sessions and not ended.was_agreed:
+        fail(
+            "the controller did not reply, so sessions that are suspended on disk were not ended: if the cluster had a "
+            "--journal, start it again and repeat the command"
+        )
