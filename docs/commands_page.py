@@ -108,7 +108,7 @@ def page() -> str:
     found = commands()
     tables: dict[str, str] = {}
     for name, command in found.items():
-        title = (found[name.split()[0]]).rich_help_panel
+        title = found[name.split()[0]].rich_help_panel
         link = f"[`atoll {name}`](#atoll-{name.replace(' ', '-')})"
         tables[title] = tables.get(title, _TABLE) + f"| {link} | {_cell(summary(command))} |\n"
     text = "".join(f"\n{title}:\n\n{rows}" for title, rows in tables.items())

@@ -357,7 +357,7 @@ class Ended:
     processes: int  # -1: unknown, because the cluster is not this user's on this machine
     forced: int = 0
     reply: StopReply = field(default_factory=StopReply)
-    was_agreed: bool = True  # with the controller. Otherwise sessions on disk are left
+    controller_replied: bool = True  # otherwise sessions on disk are left
 
     @property
     def persisted(self) -> list[str]:
@@ -426,9 +426,9 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
             if not agreed and not record.refuses:
                 raise
         shutil.rmtree(directory, ignore_errors=True)
-        return Ended(-1, reply=reply, was_agreed=agreed)
+        return Ended(-1, reply=reply, controller_replied=agreed)
     if _until(lambda: not exists(directory) and not record.pids(), END_SECONDS):
-        return Ended(processes, reply=reply, was_agreed=agreed)
+        return Ended(processes, reply=reply, controller_replied=agreed)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):
         raise ClusterError(f"cluster {record.name}: processes {record.pids()} do not end")

@@ -518,7 +518,7 @@ def down(
     print(text)
     for line in ended.persisted:
         print(line)
-    if all_sessions and not ended.was_agreed:
+    if all_sessions and not ended.controller_replied:
         fail(
             "the controller did not reply, so sessions that are suspended on disk were not ended: if the cluster had a "
             "--journal, start it again and repeat the command"

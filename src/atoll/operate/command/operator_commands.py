@@ -148,9 +148,8 @@ def drain(
 ) -> None:
     """Move all work of an island to others, and end its workers.
 
-    Programs continue to run. The other islands must have the same shape.     Slices, arrays and functions of all
-    sessions move, without effect on their programs. If something cannot move, the island stays, and the error names the
-    obstacle.
+    The other islands must have the same shape. Slices, arrays and functions of all sessions move, without effect on
+    their programs. If something cannot move, the island stays, and the error names the obstacle.
 
     Addresses the same cluster as `atoll status`.
     """
