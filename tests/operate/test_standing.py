@@ -53,7 +53,7 @@ def test_a_cluster_on_ray_is_removed_if_neither_its_controller_nor_ray_is_there(
         with pytest.raises(ClusterError, match="there is no Ray cluster"):
             stop(Target(address, on_ray), "")
         assert Path(on_ray.directory).exists()
-    assert stop(Target(address, on_ray), "") == Ended(-1)
+    assert stop(Target(address, on_ray), "") == Ended(-1, controller_replied=False)
     assert not Path(on_ray.directory).exists()
 
 
