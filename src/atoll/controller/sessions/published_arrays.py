@@ -110,31 +110,20 @@ class PublishedArrays:
         self._spiller = spiller
         self._vaults = vaults
         reads = self.reads
-        self._work = (  # of the flushes; all are empty at nearly every one
+        in_steps: tuple[Collection[Any], ...] = (
             self.begun,
             self.due,
             self.replies,
             vaults.leaving.waiting,
-            *self.copies.work,
             self.files.due,
             reads.leaving,
             reads.ends.waiting,
             reads.starts.waiting,
-            reads.begun,
         )
+        # The work of the flushes. All collections are empty at nearly every flush.
+        self._work = (*in_steps, *self.copies.work, reads.begun)
         # Work that the next flush continues without an event. If all collections are empty, it waits for an event.
-        self.backlog: tuple[Collection[Any], ...] = (
-            self.begun,
-            self.more,
-            self.due,
-            vaults.leaving.waiting,
-            self.replies,
-            self.copies.due,
-            self.files.due,
-            reads.starts.waiting,
-            reads.ends.waiting,
-            reads.leaving,
-        )
+        self.backlog = (*in_steps, self.more, self.copies.due)
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use."""
