@@ -19,7 +19,7 @@ pytestmark = pytest.mark.together("sources")
 FOREIGN = {
     ("client/plugin.py", "ifrt_proxy.get_client"): "JAX connects to a proxy by this function of its module",
     ("cluster/processes/bugs.py", "threading.excepthook"): "Python's hook for exceptions that end threads",
-    ("devices/hidden_plugins.py", "metadata.distributions"): "JAX searches for plug-ins by this function of Python",
+    ("devices/partial_jax.py", "metadata.distributions"): "JAX searches for plug-ins by this function of Python",
     (
         "devices/xla/compiled_programs.py",
         "compilation_cache.get_file_cache",

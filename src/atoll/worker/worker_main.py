@@ -32,7 +32,7 @@ from atoll.devices.compilers.compiler_process import limits_from_environment
 from atoll.devices.compilers.compiler_server import CompilerServer
 from atoll.devices.device import DeviceBackend
 from atoll.devices.device_kinds import kind_of
-from atoll.devices.hidden_plugins import hidden_plugins
+from atoll.devices.partial_jax import partial_jax
 from atoll.errors import AccessError, AtollError, ConnectError
 from atoll.host_services.calls.call_messages import ReadWanted
 from atoll.host_services.calls.client_calls import Calls
@@ -76,7 +76,7 @@ def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceB
     """Open this host's devices, of the kind that its platform selects."""
     heartbeat.report("imported what runs its devices")
     kind = kind_of(options.platform)
-    with hidden_plugins(options.platform):
+    with partial_jax(options.platform):
         open_backend = resolve_name(kind.backend)
         with heartbeat.waiting("opened its devices"):  # which waits for the other hosts of the island
             if options.among_islands and kind.among_islands:

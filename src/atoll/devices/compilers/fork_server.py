@@ -26,7 +26,7 @@ from atoll.cluster.processes.process_runtime import read_options
 from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Forked, Kill, ToServer
 from atoll.devices.compilers.compiler_process import Compiler, limit_process, serve
-from atoll.devices.hidden_plugins import hidden_plugins
+from atoll.devices.partial_jax import partial_jax
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
@@ -136,7 +136,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lower_priority(_NICENESS)
     gc.disable()
-    with hidden_plugins(JAX_PLATFORMS.text()):  # also in the children, which open the devices
+    with partial_jax(JAX_PLATFORMS.text()):  # also in the children, which open the devices
         make = resolve_name(options.compiler)
         gc.freeze()  # children share the memory of imported modules, which the collector would write to
         gc.enable()

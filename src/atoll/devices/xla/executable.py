@@ -10,7 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import compiler
+from jax._src.interpreters import mlir
 from jax._src.lib import xla_client as xc
+from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
 
 from atoll.devices.compilers.compiler_messages import Description
@@ -95,7 +98,17 @@ class XlaExecutable:
 _TARGET = "atoll_gate"
 # XLA runs programs that it estimates as cheap inside the enqueuing call. A matrix product of this size is not cheap.
 _SIZE = 16
-
+_GATE = f"""
+module @gate {{
+  func.func public @main(%x: tensor<{_SIZE}x{_SIZE}xf32>) -> tensor<f32> {{
+    %product = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+      : (tensor<{_SIZE}x{_SIZE}xf32>, tensor<{_SIZE}x{_SIZE}xf32>) -> tensor<{_SIZE}x{_SIZE}xf32>
+    %waited = stablehlo.custom_call @{_TARGET}(%product) {{api_version = 4 : i32, has_side_effect = true}}
+      : (tensor<{_SIZE}x{_SIZE}xf32>) -> tensor<f32>
+    return %waited : tensor<f32>
+  }}
+}}
+"""
 
 _held = threading.Lock()
 
@@ -135,9 +148,11 @@ class Gates:
 
 
 def _compile(device: Any) -> tuple[Any, Any]:
-    def gate(x: Any) -> Any:
-        wait = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct((), np.float32), has_side_effect=True)
-        return wait(x @ x)
-
+    """Return a gate for the device, and its argument."""
+    devices = xc.DeviceList((device,))
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]]))
+    with mlir.make_ir_context():
+        module = ir.Module.parse(_GATE)
+        executable = compiler.backend_compile_and_load(device.client, module, devices, options, [])
     operand = jax.device_put(np.ones((_SIZE, _SIZE), np.float32), SingleDeviceSharding(device))
-    return jax.jit(gate).lower(operand).compile().runtime_executable(), operand
+    return executable, operand

@@ -22,6 +22,15 @@ from atoll.transfers.dtypes import numpy_dtype
 _LISTING = threading.RLock()
 
 
+def _nbytes(array: Any) -> int:
+    """Return the size of an array, in bytes."""
+    return int(array.size * array.dtype.itemsize)
+
+
+if not hasattr(_jax.ArrayImpl, "nbytes"):  # JAX adds it when `jax.numpy` is imported (see `devices.partial_jax`)
+    _jax.ArrayImpl.nbytes = property(_nbytes)
+
+
 class UnevenShards:
     """Local shards of different shapes, or of strings. They can be moved and fetched, but not passed to executables."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import array as jax_array
 from jax._src import compiler, distributed, monitoring
 from jax._src.layout import Format, Layout
-from jax._src.lib import _jax, _profiler, cpu_sparse
+from jax._src.lib import _jax, _profiler, cpu_sparse, lapack
 from jax._src.lib import xla_client as xc
 from jax.sharding import SingleDeviceSharding
 
@@ -68,9 +68,12 @@ def _note_event(event: str, **_: Any) -> None:
 
 def _register_custom_calls(platform: str) -> None:
     """Register custom calls that JAX otherwise registers only in processes that import certain modules."""
-    for target_platform, targets in cpu_sparse.registrations().items():
-        for name, handler, version in targets:
-            jax.ffi.register_ffi_target(name, handler, platform=target_platform, api_version=version)
+    for registered in (cpu_sparse, lapack):
+        for target_platform, targets in registered.registrations().items():
+            for name, handler, version in targets:
+                xc.register_custom_call_target(name, handler, platform=target_platform, api_version=version)
+    for name in lapack.batch_partitionable_targets():
+        xc.register_custom_call_as_batch_partitionable(name)
     for module in _GPU_CUSTOM_CALLS if platform in GPUS else ():
         with contextlib.suppress(ImportError):  # not every GPU plug-in has all of them
             importlib.import_module(module)
@@ -437,7 +440,8 @@ def self_test(backend: XlaBackend) -> None:
     shards = shards_of(backend.stack(array, list(shards_of(ones))))
     moved = backend.move(backend.stack(array, list(shards)), array, donate=False)
     stacked_handler("float32", (1,), tuple(backend.devices[i] for i in ordinals), "")
-    if [float(np.asarray(shard)[0]) for shard in shards_of(moved)] != [1.0] * len(ordinals):
+    is_whole = moved.nbytes == sum(content.nbytes for content in lent)
+    if not is_whole or [float(np.asarray(shard)[0]) for shard in shards_of(moved)] != [1.0] * len(ordinals):
         raise RuntimeError(f"jaxlib {jax.lib.__version__} does not behave as this worker requires")
 
 
