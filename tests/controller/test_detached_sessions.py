@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.controller.sessions.detached_sessions import ARRIVAL_SECONDS, MAX_DETACHED
-from atoll.controller.sessions.name_waits import MAX_WAITING
+from atoll.controller.sessions.name_waits import MAX_WAITING, TELL_SECONDS
 from atoll.errors import Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -118,6 +118,26 @@ def test_a_script_that_waits_too_long_for_a_name_learns_who_has_it() -> None:
     assert status.code == Code.ALREADY_EXISTS
     assert "run-7 is attached to session 2 (script.py), process 42" in status.message
     assert "`atoll end-session 2`" in status.message
+
+
+def test_a_script_that_waits_for_a_name_is_told_once_who_has_it() -> None:
+    play = Detaching()
+    waiting = play.connect("proxy", run=RUN)
+
+    def told() -> list[a.Send]:
+        return [each for each in play.flush() if isinstance(each, a.Send) and isinstance(each.message, m.Late)]
+
+    play.tick(TELL_SECONDS - 1)
+    assert not told()
+    play.tick(TELL_SECONDS)
+    (late,) = told()
+    assert late.connection == waiting
+    assert late.message == m.Late(
+        "this script waits for up to 57 s more: run-7 is attached to session 2 (script.py), process 42. End that "
+        "script, or end its session with `atoll end-session 2`"
+    )
+    play.tick(RUN.wait - 1)
+    assert not told()
 
 
 def test_a_script_that_no_longer_waits_for_a_name_does_not_get_it() -> None:

@@ -184,6 +184,21 @@ def test_a_refusal_is_final(tmp_path, code, kind):
     play(tmp_path, controller, work)
 
 
+def test_the_reason_of_a_wait_is_logged(tmp_path, monkeypatch, caplog):
+    Hosts(monkeypatch, set())
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        connection.send(m.Late("this script waits for a name"))
+        lets_in(connection, hello)
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        session.close()
+
+    play(tmp_path, Controller(answer), work)
+    assert "this script waits for a name" in caplog.messages
+
+
 def test_a_controller_that_goes_away_instead_of_answering_is_an_error(tmp_path):
     async def work(address: Address) -> None:
         with pytest.raises(ConnectError, match="the Atoll controller is gone"):

@@ -368,9 +368,13 @@ class Admission:
                 self._open_session(peer)
 
     def refuse_late(self, now: float) -> None:
-        """Refuse the proxies that have waited for a name for too long. Called once per second."""
+        """Refuse the proxies that have waited for a name for too long, and tell others why they wait.
+
+        Called once per second.
+        """
         for peer, status in self.name_waits.late(now):
             self._refuse_session(peer, status)
+        self.name_waits.tell(now)
 
     def _open_or_wait(self, peer: Peer) -> None:
         """Open a session now that the cluster is complete, unless one that also waited for this has its name."""

@@ -116,9 +116,10 @@ class EngineRoleDump(Dump):
     _lost_at: float | None = None
 
 
-@dump_of(NameWaits, "name waits")
+@dump_of(NameWaits, "name waits", version=2)
 class NameWaitsDump(Dump):
     _until: dict[int, float] = {}
+    _told: set[int] = set()
 
 
 @dump_of(Agents, "agents")

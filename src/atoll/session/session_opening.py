@@ -264,6 +264,8 @@ class _Opening:
                 connection.set_handlers(session.handle, session.connection_lost)
                 lease.renew(CLIENT_LEASES * message.lease)  # until the first ping, which may never arrive
                 self._answer(session)
+            case m.Late(text=text):
+                _log.warning("%s", text)
             case m.Refused(status=status):
                 self._answer(refusal(status))
             case m.Closing(status=status):

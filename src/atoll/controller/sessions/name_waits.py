@@ -8,9 +8,12 @@ from atoll.controller.sessions.detached_sessions import DetachedSessions, held_t
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer
+from atoll.protocol import messages as m
 from atoll.state.tenants import Tenant
 
 MAX_WAITING = 16  # scripts of a tenant
+# A script that has waited for so long is told for what it waits.
+TELL_SECONDS = 3.0
 
 
 class NameWaits:
@@ -25,6 +28,7 @@ class NameWaits:
         self._outbox = state.outbox
         self._detached = detached
         self._until: dict[int, float] = {}  # by connection
+        self._told: set[int] = set()  # the connections on which the reason of the wait was sent
 
     def __len__(self) -> int:
         """Return the number of proxies that wait."""
@@ -43,6 +47,7 @@ class NameWaits:
 
     def remove(self, peer: Peer) -> bool:
         """End the wait of a proxy. Return whether it waited."""
+        self._told.discard(peer.connection)
         return self._until.pop(peer.connection, None) is not None
 
     def with_free_names(self) -> Iterator[Peer]:
@@ -56,6 +61,19 @@ class NameWaits:
             yield peer
             if self._detached.holder(tenant, name) is not None:
                 held.add((tenant, name))
+
+    def tell(self, now: float) -> None:
+        """Send the reason of their wait to the proxies that have waited for a while, once to each."""
+        for connection, until in self._until.items():
+            peer = self._peers[connection]
+            tenant, name, seconds = _request_of(peer)
+            if connection in self._told or now < until - seconds + TELL_SECONDS:
+                continue
+            holder = self._detached.holder(tenant, name)
+            if holder is not None:
+                self._told.add(connection)
+                text = f"this script waits for up to {until - now:.0f} s more: {held_text(holder, name)}"
+                self._outbox.send(connection, m.Late(text))
 
     def late(self, now: float) -> Iterator[tuple[Peer, Status]]:
         """Yield the proxies that have waited for too long, with the reason. Each is to be removed."""

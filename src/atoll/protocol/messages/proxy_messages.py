@@ -294,7 +294,7 @@ class Closing(Message, frozen=True, tag=65):
 
 
 class Late(Message, frozen=True, tag=119):
-    """Warn that an operation for which the session waits has exceeded its deadline. It continues."""
+    """Warn that an operation for which the session waits, or its opening, takes long. It continues."""
 
     text: str
 
