@@ -261,7 +261,7 @@ def test_a_snapshot_has_the_last_of_it_and_goes_on_with_all_positions(monkeypatc
     for sequence in range(3):
         record(trace, sequence, sequence, sequence + 1, 0)
     restored = Trace(limit=4)
-    restored._ends, restored._recorded = telemetry_dumps.last_ends(trace), trace._recorded
+    restored._ends, restored._recorded = telemetry_dumps.last_ends(trace._ends), trace._recorded
     telemetry_dumps.count_spans(restored)
     assert list(times(trace)) == [0, 1, 2]
     assert list(times(restored)) == [1, 2]

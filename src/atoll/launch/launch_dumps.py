@@ -141,13 +141,13 @@ def _quota(name: str) -> MemoryQuota | None:
     return MemoryQuota(name) if name else None
 
 
-@dump_of(MemoryWait, "memory wait", read={"quota": lambda wait: wait.quota or ""})
+@dump_of(MemoryWait, "memory wait")
 class MemoryWaitDump(Dump):
     node: Ref[QueuedNode[Any]]
     gang: Ref[Gang[Any]]
     device: tuple[int, int]
     nbytes: int
-    quota: Annotated[str, As(_quota)] = ""
+    quota: Annotated[str, As(_quota, read=lambda quota: quota or "")] = ""
     passed_ns: int = 0
     is_offered: bool = False
     asked: dict[int, int] = {}
@@ -325,11 +325,7 @@ class CompileWatchDump(Dump):
     _watched: dict[tuple[str, int], WatchedCompilation] = {}
 
 
-def _no_steps() -> None:
-    """Return None: a loaded lowering repeats its steps."""
-
-
-@dump_of(Lowering, "lowering", rebuilt={"_steps": _no_steps})
+@dump_of(Lowering, "lowering", rebuilt={"_steps": lambda: None})  # a loaded lowering repeats its steps
 class LoweringDump(Dump):
     session: Ref[Session]
     number: int
@@ -369,11 +365,11 @@ class ProgramRegistryDump(Dump):
 # ---- connections and messages
 
 
-@dump_of(Peer, "peer", read={"handlers": lambda peer: peer.handlers.speaks})
+@dump_of(Peer, "peer")
 class PeerDump(Dump):
     connection: int
     secret: str
-    handlers: str
+    handlers: Annotated[str, As(str, read=lambda handlers: handlers.speaks)]
     hello: m.Hello | None = None
     number: int = 0
     role: str = ""

@@ -17,6 +17,7 @@ import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -91,7 +92,7 @@ else:
 
     class Deque:
         def __class_getitem__(cls, item: Any) -> Any:
-            return Annotated[list[item], As(deque)]
+            return Annotated[list[item], As(deque, read=list)]
 
     class CountsOf:
         def __class_getitem__(cls, key: Any) -> Any:
@@ -131,7 +132,6 @@ class Schema:
     version: int
     oldest: int
     rebuilt: Mapping[str, Callable[[], Any]]
-    read: Mapping[str, Callable[[Any], Any]]
     rebuild: Callable[[Any], None] | None
 
     @functools.cached_property
@@ -142,10 +142,7 @@ class Schema:
     @functools.cached_property
     def dumped(self) -> tuple[tuple[Callable[[Any], Any], _Convert], ...]:
         """For each field, how its attribute is read and converted."""
-        return tuple(
-            (self.read.get(name) or _reader(name), _DUMPS.converter(annotation))
-            for name, annotation in self._annotations
-        )
+        return tuple((attrgetter(name), _DUMPS.converter(annotation)) for name, annotation in self._annotations)
 
     @functools.cached_property
     def loaded(self) -> tuple[tuple[str, _Convert, Callable[[Any, str, Any], None]], ...]:
@@ -176,7 +173,6 @@ def dump_of(
     version: int = 1,
     oldest: int = 1,
     rebuilt: Mapping[str, Callable[[], Any]] | None = None,
-    read: Mapping[str, Callable[[Any], Any]] | None = None,
     rebuild: Callable[[Any], None] | None = None,
 ) -> Callable[[type[Dump]], type[Dump]]:
     """Declare the struct of a class.
@@ -187,14 +183,13 @@ def dump_of(
       version: the version of the struct. Increase it with each change.
       oldest: the oldest version that can be exchanged with this one. Increase it with each incompatible change.
       rebuilt: attributes that a loaded object begins with and that are not stored, with functions that make them.
-      read: functions that read attributes whose stored form differs.
       rebuild: called with each loaded object after all objects are loaded.
     """
 
     def declare(struct: type[Dump]) -> type[Dump]:
         assert kind not in _BY_KIND, kind
         assert tag not in _BY_TAG, tag
-        schema = Schema(kind, struct, tag, version, oldest, rebuilt or {}, read or {}, rebuild)
+        schema = Schema(kind, struct, tag, version, oldest, rebuilt or {}, rebuild)
         _BY_KIND[kind] = _BY_TAG[tag] = schema
         return struct
 
@@ -269,7 +264,7 @@ class _Converters:
                 return _unless_none(special[0][1])
             return self._union([(self._kind_of(each), convert) for each, convert in special]) if special else None
         if annotation is Callback:
-            return self._callback()
+            return self._callback
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
             return self._annotated(arguments[0], arguments[1])
@@ -283,7 +278,7 @@ class _Converters:
 
     def _annotated(self, annotation: Any, mark: Any) -> _Convert:
         if annotation is ObjectRef:
-            return self._object_ref()
+            return self._object_ref
         if isinstance(mark, RefTo | _RefToKind):
             return self._reference(_BY_TAG[mark.tag])
         if isinstance(mark, _SharedOf):
@@ -310,12 +305,12 @@ class _Converters:
         """Return whether a value is of this type, which `_kind_of` returned."""
         raise NotImplementedError
 
-    def _callback(self) -> _Convert:
-        """Return the function for callbacks."""
+    def _callback(self, state: Any, value: Any) -> Any:
+        """Convert a callback."""
         raise NotImplementedError
 
-    def _object_ref(self) -> _Convert:
-        """Return the function for references to objects of any declared class."""
+    def _object_ref(self, state: Any, value: Any) -> Any:
+        """Convert a reference to an object of any declared class."""
         raise NotImplementedError
 
     def _reference(self, schema: Schema) -> _Convert:
@@ -420,10 +415,7 @@ class _DumpConverters(_Converters):
     def _is_of(self, value: Any, kind: Any) -> bool:
         return isinstance(value, kind)
 
-    def _callback(self) -> _Convert:
-        return self._convert_callback
-
-    def _convert_callback(self, dumper: _Dumper, value: Any) -> Callback:
+    def _callback(self, dumper: _Dumper, value: Any) -> Callback:
         bound: tuple[Any, ...] = ()
         if isinstance(value, functools.partial):
             bound, value = value.args, value.func
@@ -441,12 +433,9 @@ class _DumpConverters(_Converters):
             ),
         )
 
-    def _object_ref(self) -> _Convert:
-        def refer(dumper: _Dumper, value: Any) -> ObjectRef:
-            schema = _schema_of(type(value))
-            return ObjectRef(schema.tag, dumper.number(schema, value))
-
-        return refer
+    def _object_ref(self, dumper: _Dumper, value: Any) -> ObjectRef:
+        schema = _schema_of(type(value))
+        return ObjectRef(schema.tag, dumper.number(schema, value))
 
     def _reference(self, schema: Schema) -> _Convert:
         def number(dumper: _Dumper, each: Any) -> int:
@@ -466,7 +455,7 @@ class _DumpConverters(_Converters):
         return share
 
     def _marked(self, convert: _Convert, mark: As) -> _Convert:
-        read_value = list if mark.make is deque else mark.read
+        read_value = mark.read
         if read_value is None:
             return convert
         if convert is None:
@@ -479,13 +468,6 @@ class _DumpConverters(_Converters):
                 return lambda dumper, value: sorted(value)
             return lambda dumper, value: sorted([convert(dumper, each) for each in value])
         return None if convert is None else lambda dumper, value: [convert(dumper, each) for each in value]
-
-
-def _reader(name: str) -> Callable[[Any], Any]:
-    def read(each: Any) -> Any:
-        return getattr(each, name)
-
-    return read
 
 
 def _schema_of(kind: type[Any]) -> Schema:
@@ -523,7 +505,7 @@ class _Loader:
             structs[tag] = msgspec.msgpack.decode(raw, type=decodable(list[_BY_TAG[tag].struct]))  # type: ignore[misc]
             kind: Any = _BY_TAG[tag].kind
             self.tables[tag] = [_unset(kind) for _ in structs[tag]]
-        existing = {}
+        existing = set()
         for name, number in stored.roots.items():
             if name not in roots:
                 raise IncompatibleJournalError(
@@ -531,7 +513,7 @@ class _Loader:
                 )
             tag = _schema_of(type(roots[name])).tag
             self.tables[tag][number] = roots[name]
-            existing[tag, number] = True
+            existing.add((tag, number))
         for tag, dumped in structs.items():
             self._fill(_BY_TAG[tag], dumped, existing)
         for tag in structs:
@@ -550,7 +532,7 @@ class _Loader:
             )
         check_version(writer, tag, (version, oldest), (schema.version, schema.oldest))
 
-    def _fill(self, schema: Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
+    def _fill(self, schema: Schema, dumped: list[Dump], existing: set[tuple[str, int]]) -> None:
         rebuilt = list(schema.rebuilt.items())
         put = _setter(schema.kind)
         for number, (each, struct) in enumerate(zip(self.tables[schema.tag], dumped, strict=True)):
@@ -590,10 +572,7 @@ class _LoadConverters(_Converters):
     def _is_of(self, value: Any, kind: Any) -> bool:
         return type(value) is kind  # a reference is an int, and so are some enums
 
-    def _callback(self) -> _Convert:
-        return self._load_callback
-
-    def _load_callback(self, loader: _Loader, stored: Callback) -> Any:
+    def _callback(self, loader: _Loader, stored: Callback) -> Any:
         method = loader.method(stored.name)
         bound = method.function
         if method.owner is not None:
@@ -608,8 +587,8 @@ class _LoadConverters(_Converters):
             arguments.append(typed if convert is None else convert(loader, typed))
         return functools.partial(bound, *arguments)
 
-    def _object_ref(self) -> _Convert:
-        return lambda loader, stored: loader.tables[stored.tag][stored.number]
+    def _object_ref(self, loader: _Loader, stored: ObjectRef) -> Any:
+        return loader.tables[stored.tag][stored.number]
 
     def _reference(self, schema: Schema) -> _Convert:
         tag = schema.tag

@@ -343,8 +343,7 @@ class PlanForm(msgspec.Struct, frozen=True, array_like=True):
     content: msgspec.Raw
 
 
-def _read_plan(host_plan: HostPlan) -> PlanForm:
-    plan = host_plan.plan
+def _read_plan(plan: p.Plan | msgspec.Raw) -> PlanForm:
     if isinstance(plan, msgspec.Raw):
         return PlanForm(True, plan)
     return PlanForm(False, msgspec.Raw(msgspec.msgpack.encode(plan)))
@@ -355,9 +354,9 @@ def _plan(form: PlanForm) -> p.Plan | msgspec.Raw:
     return content if form.is_encoded else msgspec.msgpack.decode(content, type=decodable(p.Plan))
 
 
-@dump_of(HostPlan, "host plan", read={"plan": _read_plan})
+@dump_of(HostPlan, "host plan")
 class HostPlanDump(Dump):
-    plan: Annotated[PlanForm, As(_plan)]
+    plan: Annotated[PlanForm, As(_plan, read=_read_plan)]
     arguments: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
 
@@ -368,15 +367,11 @@ class DurationEstimateDump(Dump):
     runs: int = 0
 
 
-def _no_memory() -> None:
-    """Return None: the memory of a gang is computed when it is needed."""
-
-
 @dump_of(
     GangSpec,
     "gang spec",
     version=4,
-    rebuilt={"_memory": _no_memory, "_island_of": dict, "_spans": dict},
+    rebuilt={"_memory": lambda: None, "_island_of": dict, "_spans": dict},  # computed when they are needed
     rebuild=GangSpec.__post_init__,
 )
 class GangSpecDump(Dump):

@@ -112,11 +112,11 @@ EndsForm = Annotated[
 ]
 
 
-def last_ends(trace: Trace) -> deque[_GangEnds | _RunEnds]:
+def last_ends(ends: deque[_GangEnds | _RunEnds]) -> deque[_GangEnds | _RunEnds]:
     """Return the last `MAX_SPANS_KEPT` spans: all of them would take three quarters of a dump."""
     found: deque[_GangEnds | _RunEnds] = deque()
     count = 0
-    for each in reversed(trace._ends):
+    for each in reversed(ends):
         count += each.count
         if count > MAX_SPANS_KEPT:
             break
@@ -129,9 +129,9 @@ def count_spans(trace: Trace) -> None:
     trace._count = sum(each.count for each in trace._ends)
 
 
-@dump_of(Trace, "trace", version=2, read={"_ends": last_ends}, rebuild=count_spans)
+@dump_of(Trace, "trace", version=2, rebuild=count_spans)
 class TraceDump(Dump):
-    _ends: Deque[EndsForm] = []
+    _ends: Annotated[list[EndsForm], As(deque, read=last_ends)] = []
     _recorded: int = 0
     _clocks: dict[int, Ref[_Clocks]] = {}
     _skips: list[_Skip] = []
