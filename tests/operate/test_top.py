@@ -20,7 +20,7 @@ from atoll.errors import ConnectError, StatusError
 from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.operate.operator_requests import OperatorConnection
 from atoll.operate.top import json_fields, view
-from atoll.protocol.messages import StatusRequest
+from atoll.protocol.messages import EndSessionRequest, StatusRequest
 from atoll.telemetry.watch import Watch
 from atoll.wire.address import parse_address
 from tests.cluster_process import COMMAND, User
@@ -215,7 +215,7 @@ def test_a_number_of_more_than_64_bits_is_refused_and_the_next_request_gets_its_
         source = ClusterSource(Target(address), "")
         for _ in range(2):
             with pytest.raises(StatusError, match="EndSessionRequest has a number of more than 64 bits"):
-                await source.end_session(1 << 64)
+                await source.operate(EndSessionRequest(1 << 64))
             assert json.loads(await source.report())["topology"] == "2x1x2"
         source.close()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import ConnectError
-from atoll.protocol.messages import SetTenant
+from atoll.protocol.messages import Operation
 from atoll.protocol.spans import Span
 from atoll.telemetry.log_rows import LogRow
 from tests.cluster_process import User, finish, first_line
@@ -48,28 +48,10 @@ class ScriptedSource:
             raise ConnectError(self.fails)
         return []
 
-    async def drain(self, island: int) -> str:
-        raise NotImplementedError
-
-    async def add_island(self, like: int) -> str:
-        raise NotImplementedError
-
     async def trace(self) -> bytes:
         raise NotImplementedError
 
-    async def suspend(self, session: int, to_disk: bool) -> str:
-        raise NotImplementedError
-
-    async def resume(self, session: int) -> str:
-        raise NotImplementedError
-
-    async def remap(self, session: int, number: int, island: int, devices: tuple[int, ...]) -> str:
-        raise NotImplementedError
-
-    async def end_session(self, session: int) -> str:
-        raise NotImplementedError
-
-    async def set_tenant(self, change: SetTenant) -> str:
+    async def operate(self, operation: Operation) -> str:
         raise NotImplementedError
 
 

@@ -27,6 +27,7 @@ from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterR
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.log_tail import LogTail
 from atoll.operate.operator_requests import (
+    OPERATION_SECONDS,
     OperatorConnection,
     ask_serving,
     request_check,
@@ -39,7 +40,6 @@ from atoll.operate.operator_requests import (
 )
 from atoll.operate.traces import chrome_trace
 from atoll.protocol import messages as m
-from atoll.protocol.messages import AddIslandRequest, CheckReply, Operation
 from atoll.protocol.spans import Span, TraceRecord
 from atoll.security.join_token import JoinToken
 from atoll.telemetry.log_rows import LogRow
@@ -55,7 +55,6 @@ _NO_LOG = (
 )
 _ADD_GRACE_SECONDS = 30.0  # for the controller to fail a new island itself, with the reason
 _FETCH_SECONDS = 30.0  # for fetching a recording after its end
-RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices
 _RECHECKS = 2
 _RECHECK_SECONDS = 0.5
 _decode_trace = msgspec.msgpack.Decoder(decodable(TraceRecord)).decode
@@ -201,7 +200,7 @@ def dump_of(target: Target, token: str) -> bytes:
         return request_dump(target.address, token, target.join)
 
 
-def check(target: Target, token: str) -> CheckReply:
+def check(target: Target, token: str) -> m.CheckReply:
     """Check the controller's state against itself and its hosts. Raises ConnectError or a subclass.
 
     Messages in transit cause differences that change from check to check, so only lasting differences are returned.
@@ -216,17 +215,16 @@ def check(target: Target, token: str) -> CheckReply:
         return reply
 
 
-def operate(target: Target, token: str, operation: Operation) -> str:
-    """Perform an operation, and return a description of the result. Raises StatusError, ConnectError or a subclass."""
-    with explained(target):
-        return request_operation(target.address, token, operation, target.join)
+def operate(target: Target, token: str, operation: m.Operation) -> str:
+    """Perform an operation, and return a description of the result. Raises StatusError, ConnectError or a subclass.
 
-
-def add_island(target: Target, token: str, request: AddIslandRequest) -> str:
-    """Start one more island. As `operate`, but waits as long as the cluster waits for the island."""
-    seconds = request.wait_seconds or float(report_of(target, token)["wait_seconds"])
+    A request for an island takes as long as the cluster waits for the island.
+    """
+    seconds = OPERATION_SECONDS
+    if isinstance(operation, m.AddIslandRequest):
+        seconds = (operation.wait_seconds or float(report_of(target, token)["wait_seconds"])) + _ADD_GRACE_SECONDS
     with explained(target):
-        return request_operation(target.address, token, request, target.join, seconds + _ADD_GRACE_SECONDS)
+        return request_operation(target.address, token, operation, target.join, seconds)
 
 
 def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
@@ -338,28 +336,6 @@ class ClusterSource:
             self._connection.close()
             self._connection = None
 
-    # ---- Operations, each on a separate connection because it may take minutes
-
-    async def drain(self, island: int) -> str:
-        return await self._operate(m.DrainRequest(island))
-
-    async def add_island(self, like: int) -> str:
-        return await asyncio.to_thread(add_island, self._target, self._token, m.AddIslandRequest(like=like))
-
-    async def suspend(self, session: int, to_disk: bool) -> str:
-        return await self._operate(m.SuspendRequest(session, to_disk))
-
-    async def resume(self, session: int) -> str:
-        return await self._operate(m.ResumeRequest(session, (), RESUME_SECONDS))
-
-    async def remap(self, session: int, number: int, island: int, devices: tuple[int, ...]) -> str:
-        return await self._operate(m.RemapRequest(session, number, island, devices))
-
-    async def end_session(self, session: int) -> str:
-        return await self._operate(m.EndSessionRequest(session))
-
-    async def set_tenant(self, change: m.SetTenant) -> str:
-        return await self._operate(change)
-
-    async def _operate(self, operation: Operation) -> str:
+    async def operate(self, operation: m.Operation) -> str:
+        # On a separate connection, because it may take minutes.
         return await asyncio.to_thread(operate, self._target, self._token, operation)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from atoll.cluster.usage.usage_records import By
-from atoll.protocol.messages import SetTenant
+from atoll.protocol.messages import Operation
 from atoll.protocol.spans import Span
 from atoll.quantities import human_seconds
 from atoll.state.tallies import BOUNDS
@@ -43,15 +43,8 @@ class SnapshotSource(Protocol):
     async def log(self) -> list[LogRow]:
         """Return the last rows of the cluster's log, oldest first. They are about all tenants."""
 
-    async def drain(self, island: int) -> str:
-        """Drain an island, and return a sentence for people, as the methods below do. Raises StatusError if refused."""
-
-    async def add_island(self, like: int) -> str: ...
-    async def suspend(self, session: int, to_disk: bool) -> str: ...
-    async def resume(self, session: int) -> str: ...
-    async def remap(self, session: int, number: int, island: int, devices: tuple[int, ...]) -> str: ...
-    async def end_session(self, session: int) -> str: ...
-    async def set_tenant(self, change: SetTenant) -> str: ...
+    async def operate(self, operation: Operation) -> str:
+        """Perform an operation, and return a sentence for people. Raises StatusError if refused."""
 
 
 class ClusterRates(msgspec.Struct, frozen=True):

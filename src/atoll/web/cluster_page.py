@@ -8,6 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
+from atoll.protocol import messages as m
 from atoll.quantities import exact_bytes, human_bytes, human_seconds
 from atoll.telemetry import tables as t
 from atoll.telemetry.watch import Watch
@@ -131,14 +132,14 @@ class ClusterPage:
         island = int(row["id"])
         question = f"Drain island {island}? Its work and arrays move to other islands, and its workers exit."
         if await confirmed(question, "Drain"):
-            await operate(f"draining island {island}", self._frame.source.drain(island))
+            await operate(f"draining island {island}", self._frame.source.operate(m.DrainRequest(island)))
 
     async def _add_island(self) -> None:
         shapes = {str(island.shape) for island in self._frame.watch.snapshot.islands}
         like = -1 if len(shapes) == 1 else self._frame.watch.snapshot.islands[0].id
         which = "the others" if like < 0 else f"island {like}"
         if await confirmed(f"Add an island like {which}?", "Add"):
-            await operate("starting an island", self._frame.source.add_island(like))
+            await operate("starting an island", self._frame.source.operate(m.AddIslandRequest(like=like)))
 
     async def _change_tenant(self, row: dict[str, Any]) -> None:
         name = str(row["name"])
@@ -162,7 +163,7 @@ class ClusterPage:
         after = await dialog
         delete(dialog)
         if after is not None and after != before:
-            await operate(f"changing {name}", self._frame.source.set_tenant(before.change(name, after)))
+            await operate(f"changing {name}", self._frame.source.operate(before.change(name, after)))
 
 
 def _load_html(watch: Watch) -> str:

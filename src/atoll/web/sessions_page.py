@@ -7,11 +7,13 @@ from typing import Any
 from nicegui import ui
 
 from atoll.cluster.migration_target import read_migration_target
+from atoll.protocol import messages as m
 from atoll.telemetry import tables as t
 from atoll.web.dialogs import chosen, confirmed, delete, operate
 from atoll.web.live_table import Act, Column, LiveTable
 from atoll.web.page_frame import PageFrame, filter_input
 
+_RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices
 # The columns of the tables.
 _SESSIONS = (
     Column("id", "session", right=True),
@@ -88,12 +90,14 @@ class SessionsPage:
         question = f"Suspend session {session} ({row['program']})? Its arrays leave the devices, and its program waits."
         to = await chosen(question, "To memory", "To disk")
         if to:
-            await operate(f"suspending session {session}", self._frame.source.suspend(session, to == "To disk"))
+            request = m.SuspendRequest(session, to == "To disk")
+            await operate(f"suspending session {session}", self._frame.source.operate(request))
 
     async def _resume(self, row: dict[str, Any]) -> None:
         session = int(row["id"])
         if await confirmed(f"Resume session {session} ({row['program']}) on its devices?", "Resume"):
-            await operate(f"resuming session {session}", self._frame.source.resume(session))
+            request = m.ResumeRequest(session, (), _RESUME_SECONDS)
+            await operate(f"resuming session {session}", self._frame.source.operate(request))
 
     async def _move(self, row: dict[str, Any]) -> None:
         session, number = int(row["session"]), int(row["slice"])
@@ -117,10 +121,11 @@ class SessionsPage:
         target = await dialog
         delete(dialog)
         if target is not None:
-            await operate(f"moving slice {number}", self._frame.source.remap(session, number, *target))
+            request = m.RemapRequest(session, number, *target)
+            await operate(f"moving slice {number}", self._frame.source.operate(request))
 
     async def _end_session(self, row: dict[str, Any]) -> None:
         session = int(row["id"])
         question = f"End session {session} ({row['program']})? Its program gets an error, and its arrays are deleted."
         if await confirmed(question, "End the session"):
-            await operate(f"ending session {session}", self._frame.source.end_session(session))
+            await operate(f"ending session {session}", self._frame.source.operate(m.EndSessionRequest(session)))

@@ -104,8 +104,7 @@ def add_island(
 
     Addresses the same cluster as `atoll status`.
     """
-    from atoll.operate.cluster_queries import add_island as add
-    from atoll.operate.cluster_queries import report_of
+    from atoll.operate.cluster_queries import operate, report_of
     from atoll.protocol.messages import AddIslandRequest
 
     if shape and like is not None:
@@ -119,7 +118,7 @@ def add_island(
         wanted = _shape(shape, platform, topology, kind)
     request = AddIslandRequest(wanted, -1 if like is None else like, wait)
     with terminal.status("starting an island ..."):
-        done = add(target, token(), request)
+        done = operate(target, token(), request)
     print(done)
 
 
