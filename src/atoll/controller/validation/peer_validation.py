@@ -42,6 +42,22 @@ def _field(check: Callable[..., None], field: str, **bounds: Any) -> _Validator:
     return lambda message, topology: check(message, field, **bounds)
 
 
+def _all(*validators: _Validator) -> _Validator:
+    """Return a validator that applies others in this order."""
+
+    def check(message: Any, topology: Topology) -> None:
+        for validator in validators:
+            validator(message, topology)
+
+    return check
+
+
+_STATUS = _field(check_status, "status")
+_ERROR = _field(check_status, "status", is_error=True)
+_SECONDS = _field(check_seconds, "seconds")
+_SESSION = _field(check_number, "session")
+
+
 def _host(message: Any, topology: Topology) -> None:
     if not 0 <= message.host < topology.host_count:
         raise violation(message, "host", message.host, f"a host of {topology}")
@@ -63,12 +79,6 @@ def worker_ready(message: m.WorkerReady, topology: Topology) -> None:
         raise violation(message, "devices", ordinals, f"the ordinals 0 to {expected - 1}")
     if not 1 <= message.max_in_flight <= MAX_PER_LEVEL:
         raise violation(message, "max_in_flight", message.max_in_flight, f"1 to {MAX_PER_LEVEL}")
-
-
-def compiled(message: m.Compiled, topology: Topology) -> None:
-    check_status(message, "status")
-    check_seconds(message, "seconds")
-    check_number(message, "scratch_bytes")
 
 
 def done(message: m.Done, topology: Topology) -> None:
@@ -101,24 +111,9 @@ def _relayed_pongs(message: m.Gathered | m.MembersDone, topology: Topology) -> N
             raise violation(message, "pongs.running", len(each.running), f"at most {MAX_PER_LEVEL} numbers from 0 on")
 
 
-def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:
-    _host(message, topology)
-    check_status(message, "status", is_error=True)
-
-
-def peer_silent(message: m.PeerSilent, topology: Topology) -> None:
-    _host(message, topology)
-    check_seconds(message, "seconds")
-
-
 def rows_moved(message: m.RowsMoved, topology: Topology) -> None:
     check_number(message, "sent")
     check_number(message, "received")
-
-
-def spill_reply(message: m.SpillReply, topology: Topology) -> None:
-    check_status(message, "status")
-    check_seconds(message, "seconds")
 
 
 def run_progress(message: m.RunProgress, topology: Topology) -> None:
@@ -151,66 +146,39 @@ def members_done(message: m.MembersDone, topology: Topology) -> None:
         raise violation(message, "times", f"{len(message.times)} times", f"{2 * len(message.hosts)}")
 
 
-def world_served(message: m.WorldServed, topology: Topology) -> None:
-    check_number(message, "world")
-    check_text(message, "address", _MAX_NAME)
-
-
-def world_failed(message: m.WorldFailed, topology: Topology) -> None:
-    check_number(message, "world")
-    check_status(message, "status", is_error=True)
-
-
-def engine_report(message: m.EngineReport, topology: Topology) -> None:
-    check_count(message, "waits", MAX_PER_LEVEL)
-    check_count(message, "machines", MAX_PER_LEVEL)
-
-
 HOSTS: Mapping[type[Any], _Validator] = {
     m.WorkerReady: worker_ready,
-    m.Compiled: compiled,
+    m.Compiled: _all(_STATUS, _SECONDS, _field(check_number, "scratch_bytes")),
     m.Done: done,
-    m.Failed: _field(check_status, "status", is_error=True),
-    m.DeviceFailed: _field(check_status, "status", is_error=True),
-    m.WorkerAnswer: _field(check_status, "status"),
-    m.WorldServed: world_served,
-    m.WorldFailed: world_failed,
+    m.Failed: _ERROR,
+    m.DeviceFailed: _ERROR,
+    m.WorkerAnswer: _STATUS,
+    m.WorldServed: _all(_field(check_number, "world"), _field(check_text, "address", max_length=_MAX_NAME)),
+    m.WorldFailed: _all(_field(check_number, "world"), _ERROR),
     m.NeedsWorld: _field(check_text, "function", max_length=_MAX_NAME),
     m.WorkerFails: _field(check_text, "text", max_length=MAX_TEXT),
     m.Pong: pong,
-    m.FeedsLost: _failure_of_host,
-    m.PeerSilent: peer_silent,
+    m.FeedsLost: _all(_host, _ERROR),
+    m.PeerSilent: _all(_host, _SECONDS),
     m.RowsMoved: rows_moved,
-    m.SpillReply: spill_reply,
-    m.SendSpilledFailed: _field(check_status, "status", is_error=True),
+    m.SpillReply: _all(_STATUS, _SECONDS),
+    m.SendSpilledFailed: _ERROR,
     m.RunProgress: run_progress,
     m.Gathered: gathered,
     m.MembersDone: members_done,
-    m.MemberFailed: _failure_of_host,
+    m.MemberFailed: _all(_host, _ERROR),
     m.StoresReported: _field(check_number, "check"),
     m.WorkerEnded: _host,
     m.IslandNotRestarted: _island,
     m.IslandEnded: _island,
     m.IslandStarts: _island,
-    m.EngineReport: engine_report,
+    m.EngineReport: _all(*(_field(check_count, field, max_length=MAX_PER_LEVEL) for field in ("waits", "machines"))),
     m.LinkLost: _host,
 }
 # Unknown numbers in these messages are ignored. The controller forwards the messages of the engine and agents unread.
 NOTHING_FROM_HOSTS = frozenset(
     {m.FeedsArrived, m.Enqueued, m.PlanRegistered, m.ValueReported, m.RunsRevoked, m.AgentSays, m.TellAgent}
 )
-
-
-def remap_request(message: m.RemapRequest, topology: Topology) -> None:
-    for field in ("session", "slice", "island"):
-        check_number(message, field)
-    check_numbers(message, "devices", max_length=MAX_PER_LEVEL)
-
-
-def resume_request(message: m.ResumeRequest, topology: Topology) -> None:
-    check_number(message, "session")
-    check_numbers(message, "islands", max_length=MAX_PER_LEVEL)
-    check_seconds(message, "wait_seconds")
 
 
 def add_island_request(message: m.AddIslandRequest, topology: Topology) -> None:
@@ -243,16 +211,23 @@ def remove_arrays(message: m.RemoveArraysRequest, topology: Topology) -> None:
 
 
 OPERATORS: Mapping[type[Any], _Validator] = {
-    m.UsageRequest: _field(check_seconds, "seconds"),
-    m.RemapRequest: remap_request,
-    m.SuspendRequest: _field(check_number, "session"),
-    m.ResumeRequest: resume_request,
+    m.UsageRequest: _SECONDS,
+    m.RemapRequest: _all(
+        _SESSION,
+        _field(check_number, "slice"),
+        _field(check_number, "island"),
+        _field(check_numbers, "devices", max_length=MAX_PER_LEVEL),
+    ),
+    m.SuspendRequest: _SESSION,
+    m.ResumeRequest: _all(
+        _SESSION, _field(check_numbers, "islands", max_length=MAX_PER_LEVEL), _field(check_seconds, "wait_seconds")
+    ),
     m.AddIslandRequest: add_island_request,
     m.DrainRequest: _field(check_number, "island"),
     m.UndrainRequest: _field(check_number, "island"),
     m.SetTenant: set_tenant,
     m.RemoveTenant: _field(check_text, "name", max_length=_MAX_NAME),
-    m.EndSessionRequest: _field(check_number, "session"),
+    m.EndSessionRequest: _SESSION,
     m.RemoveArraysRequest: remove_arrays,
 }
 NOTHING_FROM_OPERATORS = frozenset(
