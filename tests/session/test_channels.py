@@ -68,7 +68,7 @@ class Rig:
         self.latest = FakeChannel()
         self.broken: list[Status] = []
         loop = asyncio.get_running_loop()
-        self.is_cut_off = False
+        self.may_miss_losses = False
         self.channels = Channels(
             loop,
             1,
@@ -78,7 +78,7 @@ class Rig:
             on_broken=self.broken.append,
             awaits=lambda: False,
             lease=lease,
-            is_cut_off=lambda: self.is_cut_off,
+            may_miss_losses=lambda: self.may_miss_losses,
         )
 
     async def connect(self, *hosts: int, patience: float = 0.0) -> dict[int, ConnectError]:
@@ -156,11 +156,11 @@ def test_while_the_controller_is_not_heard_it_reports_no_loss_and_gets_the_time_
     async def play(is_reported: bool) -> None:
         rig = Rig(monkeypatch, lease=0.5)
         await rig.open()
-        rig.is_cut_off = True
+        rig.may_miss_losses = True
         await rig.break_it()
         await asyncio.sleep(3 * REPORT_SECONDS)
         assert not rig.broken
-        rig.is_cut_off = False
+        rig.may_miss_losses = False
         await asyncio.sleep(REPORT_SECONDS + 0.3)
         assert not rig.broken
         if is_reported:

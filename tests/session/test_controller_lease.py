@@ -93,6 +93,25 @@ def test_a_session_that_is_closed_waits_for_nothing() -> None:
     assert loop.timers == []
 
 
+def test_a_controller_that_continues_after_another_one_may_not_know_for_its_grace_which_hosts_are_lost() -> None:
+    loop, cluster, lease = leased()
+    for now in range(100):
+        loop.pass_to(float(now))
+        ping(cluster, 10.0)
+        if now == 20:
+            lease.resumed()
+        assert lease.may_miss_losses(grace=60.0) == (20 <= now < 80)
+
+
+def test_a_controller_that_is_silent_may_not_know_which_hosts_are_lost() -> None:
+    loop, cluster, lease = leased()
+    ping(cluster, 10.0)
+    loop.pass_to(1.0)
+    assert not lease.may_miss_losses(grace=60.0)
+    loop.pass_to(2.0)
+    assert lease.may_miss_losses(grace=60.0)
+
+
 def test_a_data_channel_that_breaks_while_the_controller_is_silent_too_is_not_what_is_wrong() -> None:
     loop, cluster, lease = leased()
     assert lease.explain(BROKEN) == BROKEN  # no message has arrived yet

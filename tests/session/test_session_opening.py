@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
 from atoll.protocol import messages as m
-from atoll.session import session_opening
+from atoll.session import channels, session_opening
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.session_opening import open_session
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
-from atoll.wire.resumption.link_messages import ResumeRefused
+from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume, Resumed, ResumeRefused, ResumeToken
 from tests.session.fake_cluster import welcome
 from tests.session.test_channels import FakeChannel
 from tests.waiting import PATIENCE_SECONDS, until_async
@@ -44,6 +44,38 @@ class Controller:
         connection = Connection(m.ToController, handle, lambda reason: None)
         self.connections.append(connection)
         return connection
+
+
+class ResumingController(Controller):
+    """Controller that allows its peer to resume its connection for `grace` seconds, and pings it ten times a second."""
+
+    def __init__(self, grace: float) -> None:
+        super().__init__(self._admit)
+        self._grace = grace
+        self.resumed_at: list[float] = []
+
+    def _admit(self, connection: Connection, hello: m.Hello) -> None:
+        connection.send_link(ResumeToken(1, "secret", 1, self._grace))
+        lets_in(connection, hello)
+
+    def accept(self) -> Connection:
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Resume):
+                connection.send_link(Resumed(1, message.whole, message.pieced))
+                self.resumed_at.append(asyncio.get_running_loop().time())
+                self._ping(connection)
+
+        def handle(message: Any) -> None:
+            if isinstance(message, m.Hello):
+                self._admit(connection, message)
+
+        connection = Connection(m.ToController, handle, lambda reason: None, on_link=on_link)
+        self.connections.append(connection)
+        return connection
+
+    def _ping(self, connection: Connection) -> None:
+        connection.send(m.Ping(10.0))
+        asyncio.get_running_loop().call_later(0.1, self._ping, connection)
 
 
 class Hosts:
@@ -323,3 +355,21 @@ def test_a_controller_that_is_silent_from_its_welcome_on_is_missed(tmp_path, mon
         assert "the Atoll controller is gone: it was silent" in session.lost.message
 
     play(tmp_path, Controller(welcomes), work)
+
+
+def test_a_session_keeps_for_the_grace_of_a_controller_that_continues_which_host_it_has_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(channels, "_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(channels, "_LOOK_SECONDS", 0.05)
+    hosts = Hosts(monkeypatch, set())
+    grace = 0.7
+    controller = ResumingController(grace)
+
+    async def work(address: Address) -> None:
+        session = await opened(address)
+        controller.connections[0].abort()
+        await until_async(lambda: bool(controller.resumed_at))
+        hosts.channels["/0"].close()
+        await until_async(lambda: session.lost is not None)
+        assert asyncio.get_running_loop().time() - controller.resumed_at[0] >= grace
+
+    play(tmp_path, controller, work)

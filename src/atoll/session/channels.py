@@ -54,10 +54,10 @@ class Channels:
     """The `DataChannels` of `session` over sockets, one per host.
 
     If a channel breaks and the controller does not report the loss of the host, the session is over:
-    `on_broken(status)` is called. While the session `is_cut_off()` from its controller and may resume, the channels
-    wait. After that, they give the controller time to detect the loss, since a host may be lost together with the
-    previous controller. During a transfer a host may be silent for `lease` seconds. `awaits()` returns whether contents
-    are awaited of any host.
+    `on_broken(status)` is called. While the controller `may_miss_losses()`, because the session is cut off from it or
+    it has just continued after another one, the channels wait. After that, they give the controller time to detect the
+    loss, since a host may be lost together with the previous controller. During a transfer a host may be silent for
+    `lease` seconds. `awaits()` returns whether contents are awaited of any host.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Channels:
         awaits: Callable[[], bool],
         identity: Identity | None = None,
         lease: float = SILENCE_SECONDS,
-        is_cut_off: Callable[[], bool] = lambda: False,
+        may_miss_losses: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
-        self._is_cut_off = is_cut_off
+        self._may_miss_losses = may_miss_losses
         self._lease = lease
         self._loop = loop
         self._session = session
@@ -333,17 +333,17 @@ class Channels:
         if timer is not None:
             timer.cancel()
 
-    def _await_report(self, host: int, reason: str, seconds: float, is_cut_off: bool = False) -> None:
-        arguments = host, reason, is_cut_off
+    def _await_report(self, host: int, reason: str, seconds: float, may_be_missed: bool = False) -> None:
+        arguments = host, reason, may_be_missed
         self._unexplained[host] = self._loop.call_later(seconds, self._channel_broken, *arguments)
 
-    def _channel_broken(self, host: int, reason: str, was_cut_off: bool) -> None:
+    def _channel_broken(self, host: int, reason: str, may_be_missed: bool) -> None:
         del self._unexplained[host]
         if self._closed:
             return
-        if self._is_cut_off():
+        if self._may_miss_losses():
             self._await_report(host, reason, _LOOK_SECONDS, True)
-        elif was_cut_off:  # the controller needs time to detect the host's silence
+        elif may_be_missed:  # the controller needs time to detect the host's silence
             self._await_report(host, reason, self._lease + _REPORT_SECONDS)
         else:
             self._on_broken(Status(Code.UNAVAILABLE, reason))

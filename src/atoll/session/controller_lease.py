@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from atoll.cluster.processes.leases import PING_SECONDS, Leases
@@ -25,6 +26,7 @@ class ControllerLease:
         self._on_lapse = on_lapse
         self._leases = Leases(period=PING_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
+        self._resumed = -math.inf  # when the connection to the controller was resumed last
 
     def renew(self, seconds: float) -> None:
         """Renew the lease for `seconds` from now."""
@@ -40,10 +42,18 @@ class ControllerLease:
             return broken
         return broken.reworded(f"the Atoll controller is gone: {_text(silence)}, and {broken.message}")
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether a ping of the controller is overdue."""
-        return self._silence() > _MISSED * PING_SECONDS
+    def resumed(self) -> None:
+        """Note that the connection to the controller was resumed, perhaps at another controller."""
+        self._resumed = self._loop.time()
+
+    def may_miss_losses(self, grace: float) -> bool:
+        """Whether the controller may not know yet which hosts are lost.
+
+        A ping is overdue, or the connection was resumed less than `grace` seconds ago. For this time, a controller that
+        continues after another one waits for hosts to reconnect.
+        """
+        is_silent = self._silence() > _MISSED * PING_SECONDS
+        return is_silent or self._loop.time() - self._resumed < grace
 
     def _silence(self) -> float:
         return self._leases.silence(_CONTROLLER, self._loop.time())

@@ -146,6 +146,7 @@ class _Opening:
         self._first_handle = first_handle
         self._loop = asyncio.get_running_loop()
         self._connection: DialedConnection | None = None  # once it is dialed
+        self._lease: ControllerLease | None = None  # of the opened session
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
@@ -160,6 +161,7 @@ class _Opening:
                 patience=_ADMISSION_SECONDS,
                 identity=self._identity,
                 confirms_close=True,
+                on_back=self._resumed,
             )
         except AccessError:
             raise
@@ -249,6 +251,7 @@ class _Opening:
                 connection = self._connection
                 assert connection is not None
                 lease = ControllerLease(self._loop, lambda reason: self._silent(connection, session, reason))
+                self._lease = lease
                 channels = self._open_channels(message, connection, lease)
                 outgoing = OutgoingMessages(connection, self._loop.call_later)
                 session = ClusterSession(
@@ -271,11 +274,18 @@ class _Opening:
             case m.Closing(status=status):
                 self._answer(ConnectError(status.message))
 
+    def _resumed(self) -> None:
+        if self._lease is not None:
+            self._lease.resumed()
+
     def _silent(self, connection: DialedConnection, session: ClusterSession, reason: str) -> None:
         if not connection.can_resume:  # otherwise the connection waits for the time granted by the controller
             session.connection_lost(reason)
 
     def _open_channels(self, welcome: m.Welcome, connection: DialedConnection, lease: ControllerLease) -> OpenChannels:
+        def may_miss_losses() -> bool:
+            return connection.can_resume and (connection.is_away or lease.may_miss_losses(connection.grace))
+
         def open_channels(on_feed: OnFeed, on_broken: OnBroken, awaits: Callable[[], bool]) -> DataChannels:
             return Channels(
                 self._loop,
@@ -287,7 +297,7 @@ class _Opening:
                 awaits=awaits,
                 identity=self._identity,
                 lease=welcome.lease,
-                is_cut_off=lambda: connection.can_resume and (connection.is_away or lease.is_silent),
+                may_miss_losses=may_miss_losses,
             )
 
         return open_channels

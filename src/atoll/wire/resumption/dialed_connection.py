@@ -49,6 +49,11 @@ class DialedConnection(ResumableConnection[DialingLink]):
         """Whether the acceptor has sent a resume token, which arrives before its first message."""
         return self.link.token is not None
 
+    @property
+    def grace(self) -> float:
+        """Seconds for which the acceptor waits for a peer that is away. 0 if the connection cannot be resumed."""
+        return self.link.grace
+
     async def open(self, address: Address, timeout: float, patience: float = 0.0) -> None:
         """Connect the first transport. Raise ConnectError if that fails.
 
