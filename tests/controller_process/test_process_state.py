@@ -83,6 +83,16 @@ def test_the_time_for_which_a_controller_is_stopped_does_not_count() -> None:
     assert clock.skipped == 699.0, "the stops of this process only"
 
 
+def test_a_clock_that_is_read_seldom_counts_the_time_between_its_readings() -> None:
+    uptime = 50.0
+    clock = ContinuedClock(1000.0, lambda: uptime)
+    clock.read_every(300.0)
+    uptime += 700.0
+    assert (clock.now(), clock.skipped) == (1700.0, 0.0)
+    uptime += 1000.0
+    assert (clock.now(), clock.skipped) == (2000.0, 700.0)
+
+
 def reading(wall: float, uptime: float, boot: str = "a") -> e.ClockReading:
     return e.ClockReading(wall, uptime, boot)
 

@@ -126,14 +126,14 @@ def test_a_shell_that_continues_tells_the_time_between_the_processes_and_for_whi
         (restarted,) = [each for each in second.events if isinstance(each, e.Restarted)]
         assert least - 0.05 < restarted.skipped < most + 0.05
         assert restarted.seconds <= stood, "the clock stood still"
-        state.clock._read -= 30.0  # as if the process had been stopped
+        state.clock._read -= 4000.0  # as if the process had been stopped
         await second.listen()
         peer = await Peer.open(address, "proxy")
         await until_async(lambda: any(isinstance(each, e.ConnectionOpened) for each in second.events))
         kinds = [type(each) for each in second.events if isinstance(each, e.ConnectionOpened | e.Tick)]
         assert kinds == [e.Tick, e.Tick, e.ConnectionOpened], "it tells before everything else"
         (stopped,) = [each.skipped for each in second.events if isinstance(each, e.Tick) and each.skipped]
-        assert 28.9 < stopped < 40.0
+        assert 2999.9 < stopped < 3010.0, "but one period"
         peer.connection.close()
         second.shell.stop()
         second.server.close()
@@ -209,6 +209,32 @@ class Records:
 
     def has(self, kind: type[Any]) -> bool:
         return any(isinstance(getattr(event, "message", event), kind) for turn in self.turns for event in turn)
+
+
+def test_a_controller_that_ticks_seldom_pings_nobody_in_between(address):
+    uptime = 1.0
+
+    async def main() -> None:
+        nonlocal uptime
+        controller = new_controller(ControllerOptions(str(address), SETTINGS, 0))
+        state = ProcessState(controller, monotonic=lambda: uptime)
+        process = Process(address, state, ShellTimes(ping=1000.0))
+        process.shell.start()
+        await process.listen()
+        worker = await Peer.open(address, "worker")
+        worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        proxy = await Peer.open(address, "proxy")
+        await proxy.next_of(WELCOME)
+        uptime += 100.0
+        proxy.connection.send(m.Await(8, ()))
+        assert (await proxy.inbox.get())[0] == 62
+        for peer in (worker, proxy):
+            peer.connection.close()
+        process.shell.stop()
+        process.server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(address):

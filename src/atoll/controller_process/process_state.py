@@ -90,8 +90,8 @@ def decode_snapshot(payload: bytes) -> tuple[Controller, ShellDump]:
 
 # ---- replaying
 
-# Seconds between two readings of a controller's clock from which on the controller was stopped in between.
-_MAX_PAUSE = 3 * PING_SECONDS
+# Periods between two readings of a controller's clock from which on the controller was stopped in between.
+_MAX_PERIODS = 3
 # The most that a trace counts as the time between two processes. Wall clocks may be set to any time.
 MAX_SKIPPED_SECONDS = 7 * 86400.0
 
@@ -103,7 +103,7 @@ class ContinuedClock:
 
     The time between two processes does not count, and neither does the time for which this process is stopped, for
     example in a frozen container: nobody observed then whether peers kept their deadlines or made progress. A running
-    controller reads the clock once a second, so a longer time between two readings counts as one second.
+    controller reads the clock once a period, so a longer time between two readings counts as one period.
 
     `skipped` is the time, in seconds, for which this process was stopped since it was last set to 0.
     """
@@ -115,12 +115,17 @@ class ContinuedClock:
         self._read = monotonic()  # when the clock was read last
         self._offset = 0.0 if seconds is None else seconds - self._read
         self._boot = boot()
+        self._period = PING_SECONDS
         self.skipped = 0.0
+
+    def read_every(self, seconds: float) -> None:
+        """Set the period of the readings."""
+        self._period = seconds
 
     def now(self) -> float:
         read = self._monotonic()
-        if read - self._read > _MAX_PAUSE:
-            self._skip(read - self._read - PING_SECONDS)
+        if read - self._read > _MAX_PERIODS * self._period:
+            self._skip(read - self._read - self._period)
         self._read = read
         return read + self._offset
 
@@ -168,9 +173,15 @@ class ProcessState:
       suspects: The connections of sessions that sent messages in the last turn that failed; see `controller.faults`.
     """
 
-    def __init__(self, controller: Controller, dump: ShellDump | None = None, term: int = 1) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        dump: ShellDump | None = None,
+        term: int = 1,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.controller = controller
-        self.clock = ContinuedClock(dump.seconds if dump is not None else None)
+        self.clock = ContinuedClock(dump.seconds if dump is not None else None, monotonic)
         dump = dump or ShellDump()
         self.reading = None if dump.reading is None else (dump.seconds, dump.reading)
         self.acceptor = Acceptor(term, controller.settings.grace_seconds, dump.key)

@@ -134,6 +134,7 @@ class ControllerShell(StateMachine[ShellState]):
         self._call_later = partial(late_timers.call_later, self._loop)  # for deadlines of peers
         self._times = times
         self._own_clock = state.clock
+        self._own_clock.read_every(times.ping)
         self._clock = state.clock.now
         self._last_reading = state.reading  # of an earlier process
         self.controller = state.controller
