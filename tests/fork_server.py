@@ -33,24 +33,19 @@ gc.disable()
 _PATH = sys.path[1:]  # without this script's directory
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from atoll.devices.partial_jax import partial_jax  # noqa: E402
 from tests import audit_hooks, cpu_time, forked_process, process_title  # noqa: E402
 
-_PRELOADED = (
-    "jax",
-    "jax.numpy",
+# Modules that do not import JAX.
+_WITHOUT_JAX = (
     "pytest",
     "atoll.controller_process.controller_main",
     "atoll.devices.compilers.fork_server",
-    "atoll.devices.xla.compiler",
     "atoll.engines.engine_main",
     "atoll.engines.local",
-    "atoll.host_services.python.program.python_main",
-    "atoll.host_services.python.program.python_runner",
     "atoll.ifrt.proxy_main",
     "atoll.operate.command.command_line",
     "atoll.worker.worker_main",
-    "atoll.devices.xla.xla_backend",
-    "pathwaysutils",
     # Nearly all commands import these modules later. No module of `atoll.client` is here: its tables are of the process
     # that imports them.
     "atoll.cluster.usage.usage_store",
@@ -61,17 +56,41 @@ _PRELOADED = (
     "atoll.operate.status_tables",
     "atoll.security.certificate_authority",
     "cryptography.hazmat.primitives.ciphers.aead",
-    "jaxlib.mlir.dialects.mhlo",
     "typer._adapters",
+)
+# Modules for processes that import JAX partially: see `atoll.devices.partial_jax`.
+_PARTIAL = (
+    "atoll.devices.xla.compiler",
+    "atoll.devices.xla.xla_backend",
+    "jaxlib.mlir.dialects.mhlo",
+)
+# Modules for scripts and users' Python.
+_WHOLE = (
+    "jax",
+    "jax.numpy",
+    "atoll.devices.xla.compiler",
+    "atoll.host_services.python.program.python_main",
+    "atoll.host_services.python.program.python_runner",
+    "jaxlib.mlir.dialects.mhlo",
+    "pathwaysutils",
 )
 _DESCRIPTORS_FROM = 512  # higher than the numbers in requests
 
 
 def main(address: str, ready: int) -> None:
+    """Serve at `address`, and in a second process at the address for processes that import JAX partially."""
     audit_hooks.ignore()
-    for name in _PRELOADED:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+    _import(_WITHOUT_JAX)
+    assert "jax" not in sys.modules
+    listener, partial = map(_listen, (address, forked_process.partial(address)))
+    if os.fork():
+        partial.detach()
+        _import(_WHOLE)
+    else:
+        listener.detach()
+        listener = partial
+        with partial_jax("cpu"):
+            _import(_PARTIAL)
     sys.path[:] = _PATH
     _find_plugins()
     gc.collect()
@@ -81,9 +100,6 @@ def main(address: str, ready: int) -> None:
         process_title.show(sys.orig_argv, os.environ)
     except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
         can_fork = False
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
-    listener.listen(64)
     forked_process.FORKING.use(address)
     with socket.socket(fileno=ready) as pipe:
         pipe.send(b"1" if can_fork else b"0")
@@ -93,6 +109,20 @@ def main(address: str, ready: int) -> None:
     answer = fcntl.fcntl(connection, fcntl.F_DUPFD, 2 * _DESCRIPTORS_FROM)
     _become(request, descriptors, answer)
     _exit(_run(request))
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import the modules that are installed."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+def _listen(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(64)
+    return listener
 
 
 def _find_plugins() -> None:

@@ -1,10 +1,11 @@
-"""Fork Python processes from one that has imported JAX, instead of starting them with `subprocess.Popen`.
+"""Fork Python processes from those that have imported JAX, instead of starting them with `subprocess.Popen`.
 
 Starting Python and importing JAX takes a second of CPU time, and the suite starts hundreds of processes. `Popen` sends
 commands such as `[sys.executable, "-m", "atoll.worker.worker_main", OPTIONS]` to the fork server of the run
-(`tests.fork_server`). All other commands, and those with an environment that Python reads at its start, are executed as
-usual. Processes that were forked start others in the same way. A module that is marked `executed` tests how processes
-start, which modules they have loaded, or which parents they have, so none of its processes is forked.
+(`tests.fork_server`). It has two processes, because workers import JAX partially. All other commands, and those with an
+environment that Python reads at its start, are executed as usual. Processes that were forked start others in the same
+way. A module that is marked `executed` tests how processes start, which modules they have loaded, or which parents they
+have, so none of its processes is forked.
 
 The processes of a standing cluster are in the session of its engine. The server forks an engine or a command as well,
 and these fork their own children, so that children have the session and the parent of executed processes.
@@ -68,6 +69,8 @@ _MODULES = frozenset(
         "tests.end_to_end.remote_python",
     }
 )
+# Modules for users' code, whose processes import all of JAX. The others import it partially, if at all.
+_WHOLE = frozenset({_PYTHON, "tests.end_to_end.remote_python"})
 # Modules whose processes fork their own children. They start no native threads and have no state that affects a child.
 _LEADERS = frozenset({"atoll.engines.engine_main", "atoll.operate.command"})
 # Modules whose processes do not import JAX if they are executed. If they are forked, they skip the functions with which
@@ -117,9 +120,19 @@ class Request:
         return self.module in _LEADERS
 
     @property
+    def is_partial(self) -> bool:
+        """Return whether the process imports JAX partially, if at all: see `atoll.devices.partial_jax`."""
+        return bool(self.module) and self.module not in _WHOLE
+
+    @property
     def is_sandboxed(self) -> bool:
         """Return whether the process is for users' code. It then ends with its parent, and executes its children."""
         return self.module == _PYTHON
+
+
+def partial(address: str) -> str:
+    """Return the address of the second process of the server at `address`, which has imported JAX partially."""
+    return f"{address}.partial"
 
 
 class ForkServer:
@@ -147,7 +160,7 @@ class ForkServer:
         """Return the address of the server once it is ready, or "" if it cannot fork: see `fork_server`."""
         if self._ready.fileno() >= 0:
             with self._ready:
-                if self._ready.recv(1) != b"1":
+                if [self._ready.recv(1), self._ready.recv(1)] != [b"1", b"1"]:
                     self._address = ""
         return self._address
 
@@ -383,7 +396,8 @@ def run(
 
 def _fork(request: Request, standard: Sequence[int], keep: Sequence[int]) -> tuple[int, socket.socket]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(FORKING.address())
+    address = FORKING.address()
+    connection.connect(partial(address) if request.is_partial else address)
     data = pickle.dumps(replace(request, descriptors=(0, 1, 2, *keep)))
     sent = [*standard, *keep]
     socket.send_fds(connection, [_LENGTH.pack(len(data))], sent)
