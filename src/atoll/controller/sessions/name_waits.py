@@ -12,7 +12,7 @@ from atoll.protocol import messages as m
 from atoll.state.tenants import Tenant
 
 MAX_WAITING = 16  # scripts of a tenant
-# A script that has waited for so long is told for what it waits.
+# After this time, a script that waits gets the reason.
 TELL_SECONDS = 3.0
 
 
