@@ -462,10 +462,6 @@ class ArraySpiller:
                 files = self._files.setdefault(session.number, {})
                 files[host, piece.path] = files.get((host, piece.path), 0) + 1
 
-    def refused(self, arrays: Iterable[SpilledArray]) -> None:
-        """Drop the files of a session that an earlier cluster suspended on disk, and that does not continue."""
-        self.drop_files(arrays)
-
     def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
         """Drop pieces. If the host is not there, its memory is lost, and it removes the files later."""
         if pieces and self._is_there(host):

@@ -74,7 +74,7 @@ class ClusterSession:
         self.recorder = CallRecorder(lambda is_recording: self._on_recording(is_recording))
         self._outgoing = outgoing
         self.downloads = Downloads()
-        self._channels = open_channels(self.downloads.take, self._lose, self.downloads.any)
+        self._channels = open_channels(self.downloads.take, self.fail, self.downloads.any)
         self._functions = SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._registered = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
@@ -127,13 +127,10 @@ class ClusterSession:
 
     def connection_lost(self, reason: str) -> None:
         """End the session, because its control connection has ended."""
-        self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
+        self.fail(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
 
     def fail(self, status: Status) -> None:
         """End the session with an error, for which its client is not to blame."""
-        self._lose(status)
-
-    def _lose(self, status: Status) -> None:
         if self._closed:
             return
         self.close()
@@ -512,7 +509,7 @@ class ClusterSession:
                 return
             for host, error in unreached.items():
                 text = f"host {host} has restarted, but its data port was unreachable for {DIAL_SECONDS:.0f} s: {error}"
-                return self._lose(Status(Code.UNAVAILABLE, text))
+                return self.fail(Status(Code.UNAVAILABLE, text))
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
                 if restarted.intersection(hosts) and self._away.failed.isdisjoint(hosts):
@@ -568,7 +565,7 @@ class ClusterSession:
             case m.Late(text=text):
                 _log.warning("%s", text)
             case m.Closing(status=status):
-                self._lose(status)
+                self.fail(status)
 
 
 async def _published(reply: ReplyFuture) -> int:

@@ -326,7 +326,7 @@ class ArrayCopies:
                 continue
             handle = next(iter(staying or copies))
             spec = spec_of(vault.directory.entries[handle])
-            place = self._platform(vault, spec), tuple(staying.values())
+            place = self._vaults.platform(vault, spec), tuple(staying.values())
             if place not in lacking and len(lacking) == _MAX_PLACES:
                 stop = position
                 break
@@ -334,7 +334,10 @@ class ArrayCopies:
         self._settle(vault, version, settled)
         results: dict[int, int] = {}
         for (platform, copies_of), sources in lacking.items():
-            among = [island for island in self._resources.islands if self._takes_copies(island, platform)]
+            shapes = self._resources.topology.shapes
+            among = [
+                each for each in self._resources.islands if self._is_open(each) and shapes[each].platform == platform
+            ]
             ranked = self._ranked(useful_islands(copies_of, wanted, among), copies_of)
             for reshards in (True, False):
                 awaited: dict[HostDevice, int] = {}
@@ -369,7 +372,7 @@ class ArrayCopies:
         plans: dict[int, _Plan | None] = {}  # by the number of devices
         lowered = 0
         for island in ranked:
-            locations = self._open_devices(vault, island)
+            locations = self.open_devices(vault, island)
             count = len(locations)
             if count not in plans:
                 plans[count] = _plan(sources, count, reshards)
@@ -423,16 +426,14 @@ class ArrayCopies:
 
     # ---- islands
 
-    def _platform(self, vault: Session, spec: ArraySpec) -> str:
-        location = vault.devices.locations[spec.sharding.devices[0]]
-        return self._resources.topology.shapes[location.island].platform
+    def _is_open(self, island: int) -> bool:
+        """Return whether the island is ready, and is not being drained."""
+        return self._resources.islands[island].state is IslandState.READY and island not in self.leaving
 
-    def _takes_copies(self, island: int, platform: str) -> bool:
-        is_ready = self._resources.islands[island].state is IslandState.READY
-        return is_ready and island not in self.leaving and self._resources.topology.shapes[island].platform == platform
-
-    def _open_devices(self, vault: Session, island: int) -> list[DeviceLocation]:
-        """Return the devices of an island that are not in exclusive slices."""
+    def open_devices(self, vault: Session, island: int) -> list[DeviceLocation]:
+        """Return the devices of an island on which arrays can be made now: those that are in no exclusive slices."""
+        if not self._is_open(island):
+            return []
         return [each for each in self._resources.devices(island).locations if not vault.devices.closed(each)]
 
     def _ranked(self, islands: Sequence[int], copies: Sequence[Islands]) -> list[int]:
@@ -440,16 +441,17 @@ class ArrayCopies:
         used = {machine for some in copies for island in some for machine in self._machines(island)}
         return sorted(
             islands,
-            key=lambda island: (not used.isdisjoint(self._machines(island)), -self._free_bytes(island), island),
+            key=lambda island: (not used.isdisjoint(self._machines(island)), -self.free_bytes(island), island),
         )
 
     def _machines(self, island: int) -> set[str]:
         return {self._resources.hosts[host].machine for host in self._resources.hosts_of(island)}
 
-    def _free_bytes(self, island: int) -> int:
+    def free_bytes(self, island: int) -> int:
         """Return the free memory of the device of the island that has the least."""
         free = self._ledger.free
-        return min(free((each.host, each.ordinal)) for each in self._resources.devices(island).locations)
+        devices = self._resources.devices(island).locations
+        return min((free((each.host, each.ordinal)) for each in devices), default=0)
 
     # ---- the end of copies
 

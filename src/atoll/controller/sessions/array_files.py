@@ -21,8 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted, IslandState
-from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted
 from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
@@ -120,7 +119,7 @@ class ArrayFiles:
         self._names = names
         self._copies = copies
         self._vaults = vaults
-        self._ledger, self._buffers = launches.reservations.ledger, launches.buffers
+        self._buffers = launches.buffers
         self._spiller = spiller
         self._perform = perform
         self._after = after
@@ -135,7 +134,7 @@ class ArrayFiles:
         """Raise RESOURCE_EXHAUSTED if the tenant's quota `disk` can never hold a version of this size."""
         exceeded = tenant.exceeded("disk", nbytes, 0, "this version is larger")
         if exceeded is not None:
-            raise StatusError(Code(exceeded.code), exceeded.message, exceeded.payloads)
+            exceeded.raise_if_error()
 
     def write(self, version: Version) -> None:
         """Write a version that is complete to files."""
@@ -253,7 +252,7 @@ class ArrayFiles:
         self._count(files, version.tenant, size)
         handles = tuple(version.held[first : first + m.MAX_READ])
         specs = [spec_of(vault.directory.entries[handle]) for handle in handles]
-        stored = tuple((spec, self._platform(vault, spec)) for spec in specs)
+        stored = tuple((spec, self._vaults.platform(vault, spec)) for spec in specs)
         files.problem = ""
         number = self._spiller.next_piece  # of the first file, and of the directory
         write = ArrayWrite(version.key, number, handles, stored)
@@ -301,10 +300,6 @@ class ArrayFiles:
         self._bytes[tenant] = total
         if not total:
             del self._bytes[tenant]
-
-    def _platform(self, vault: Session, spec: ArraySpec) -> str:
-        location = vault.devices.locations[spec.sharding.devices[0]]
-        return self._resources.topology.shapes[location.island].platform
 
     def _lacks(self, version: Version, files: VersionFiles, status: Status) -> None:
         del self._writing[version.tenant]
@@ -371,10 +366,10 @@ class ArrayFiles:
         if all(self._is_open(vault, device) for device in devices):
             return {device: device for device in devices}
         platforms = {each.platform for each in stored}
-        for island in sorted(self._resources.islands, key=self._free_bytes, reverse=True):
+        for island in sorted(self._resources.islands, key=self._copies.free_bytes, reverse=True):
             if {self._resources.topology.shapes[island].platform} != platforms:
                 continue
-            locations = self._locations(vault, island)
+            locations = self._copies.open_devices(vault, island)
             chosen = {device: locations[i % len(locations)] for i, device in enumerate(devices)} if locations else {}
             if chosen and all(len({chosen[device] for device in group}) == len(group) for group in groups):
                 return {device: self._vaults.number(vault, location) for device, location in chosen.items()}
@@ -391,22 +386,7 @@ class ArrayFiles:
         exists = location.host in topology.hosts_of(location.island)
         if not exists or PUBLISHED_DEVICES.start + self._resources.number_of(location) != device:
             return False
-        return self._is_ready(location.island) and location in self._locations(vault, location.island)
-
-    def _is_ready(self, island: int) -> bool:
-        is_ready = self._resources.islands[island].state is IslandState.READY
-        return is_ready and island not in self._copies.leaving
-
-    def _locations(self, vault: Session, island: int) -> list[DeviceLocation]:
-        """Return the devices of an island that arrays can be restored to now."""
-        if not self._is_ready(island):
-            return []
-        return [each for each in self._resources.devices(island).locations if not vault.devices.closed(each)]
-
-    def _free_bytes(self, island: int) -> int:
-        """Return the free memory of the device of the island that has the least."""
-        free, devices = self._ledger.free, self._resources.devices(island).locations
-        return min((free((each.host, each.ordinal)) for each in devices), default=0)
+        return location in self._copies.open_devices(vault, location.island)
 
     def _islands(self, vault: Session, places: Mapping[int, int], stored: Iterable[StoredArray]) -> set[int]:
         """Return the islands that arrays are restored to, and those whose hosts read the files.

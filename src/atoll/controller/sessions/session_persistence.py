@@ -113,7 +113,9 @@ class SessionPersistence:
                 text = f"session {each.number} cannot continue: the tenant {each.tenant} does not exist anymore"
                 self._outbox.send(each.connection, m.Closing(Status(Code.CANCELLED, text)))
                 self._outbox.close(each.connection, text)
-                self._spiller.refused(buffer.spilled for buffer in each.buffers.values() if buffer.spilled is not None)
+                self._spiller.drop_files(
+                    buffer.spilled for buffer in each.buffers.values() if buffer.spilled is not None
+                )
                 continue
             devices = self._slices.open(each.number, each.virtual, each.initial_locations)
             session = restored_session(each, event.secrets[each.number], tenant, devices)

@@ -97,6 +97,11 @@ class Vaults:
         locations = vault.devices.locations
         return frozenset([locations[device].island for device in spec.sharding.devices])
 
+    def platform(self, vault: Session, spec: ArraySpec) -> str:
+        """Return the platform of the devices of an array in the vault."""
+        location = vault.devices.locations[spec.sharding.devices[0]]
+        return self._resources.topology.shapes[location.island].platform
+
     def numbers_on(self, island: int) -> frozenset[int]:
         """Return the numbers in vaults of the devices of an island."""
         topology = self._resources.topology

@@ -385,14 +385,11 @@ class PythonSessions:
                     record.world.number = closed.successor
                     session.programs[closed.successor] = record
                     continue
-                calls += record.calls.values()
-                record.calls = {}
+                its_calls, its_waiting = self._take_all(record)
+                calls += its_calls
+                waiting += its_waiting
                 self._close(record)
-                waiting += record.take_waiting()
-        for call in calls:
-            call.on_outcome(closed.status)
-        for then in waiting:
-            then(closed.status)
+        _fail(calls, waiting, closed.status)
 
     def _close(self, record: _Program) -> None:
         record.is_open = False
