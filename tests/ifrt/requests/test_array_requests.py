@@ -45,6 +45,23 @@ def test_an_array_is_assembled_of_shards_in_order(rig: Rig):
     assert rig.session.arrays.spec(9) == PAIR
 
 
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        ([0], "must match the number of single-shard arrays: 2 vs. 1"),
+        ([0, 1, 2], "must match the number of single-shard arrays: 2 vs. 3"),
+        ([0, 2], "an array with shard 1 on device 1 cannot be assembled from one on device 2"),
+        ([1, 0], "an array with shard 0 on device 0 cannot be assembled from one on device 1"),
+    ],
+)
+def test_an_array_is_assembled_only_of_as_many_shards_on_its_devices(rig: Rig, devices: list[int], text: str):
+    for handle, device in enumerate(devices, 1):
+        rig.make(handle, on(device, shape=(2,)))
+    check_refused(assemble(rig, arrays=list(range(1, len(devices) + 1))), Code.INVALID_ARGUMENT, text)
+    assert rig.take() == []
+    check_refused(rig.ask("is_array_deleted", array=9), Code.INVALID_ARGUMENT, text)
+
+
 def test_an_array_is_disassembled_into_one_for_each_shard(rig: Rig):
     rig.make(1, PAIR)
     response = rig.ask("disassemble_into_single_device_arrays", array=1, results=[5, 6])

@@ -119,6 +119,12 @@ def test_a_layout_of_nothing_is_refused(rig: Rig, fields, text):
     check_refused(rig.ask("get_default_layout", **fields), Code.INVALID_ARGUMENT, text)
 
 
+def test_strings_have_no_layout(rig: Rig):
+    fields = {"dtype": dtype_to("string"), "dims": [2], "device_id": 0}
+    check_refused(rig.ask("get_default_layout", **fields), Code.UNIMPLEMENTED, "strings has no layout")
+    assert rig.take() == []
+
+
 def test_a_request_of_an_unknown_kind_is_refused_by_its_number(rig: Rig):
     from atoll.ifrt.requests import handle_request
 

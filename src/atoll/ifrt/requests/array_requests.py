@@ -83,10 +83,11 @@ def _assemble(pending: PendingRequest, request: Any) -> None:
         known = request.HasField("dtype")
         dtype = codec.dtype_from(request.dtype) if known else session.arrays.spec(inputs[0]).dtype
         handles = session.handles(given, 1)
+        placed = [session.arrays.spec(handle).sharding.devices for handle in inputs]
+        _check_places([device for devices in placed for device in devices], sharding.devices)
         mappings = []
         position = 0
-        for i, handle in enumerate(inputs):
-            count = len(session.arrays.spec(handle).sharding.devices)
+        for i, count in enumerate(map(len, placed)):
             mappings.append(Mapping(i, 0, (0, count, 1), (position, position + count, 1)))
             position += count
         _rearrange(
@@ -99,6 +100,22 @@ def _assemble(pending: PendingRequest, request: Any) -> None:
             donate=request.copy_semantics == arrays_pb2.DONATE_INPUT,
         )
     pending.reply_arrays("assemble_array_from_single_device_arrays", handles, one=True)
+
+
+def _check_places(shards: Sequence[int], wanted: Sequence[int]) -> None:
+    """Raise an error if `shards`, devices of shards in order, are not the devices of the array to assemble.
+
+    For arrays of numbers, JAX checks the shards before it calls the client, but not for those of random keys.
+    """
+    if len(shards) != len(wanted):
+        # This is the text of stock JAX.
+        raise invalid(
+            "Number of addressable output shards must match the number of single-shard arrays: "
+            f"{len(wanted)} vs. {len(shards)}"
+        )
+    for i, (device, other) in enumerate(zip(shards, wanted, strict=True)):
+        if device != other:
+            raise invalid(f"an array with shard {i} on device {other} cannot be assembled from one on device {device}")
 
 
 def _disassemble(pending: PendingRequest, request: Any) -> None:
