@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from atoll.errors import (
     reported_name,
 )
 from atoll.protocol.translation.codec import status_from, status_to
+from tests.test_layers import SOURCE
 
 numbers = st.lists(st.integers(0, 1 << 30), max_size=3).map(tuple)
 details = st.builds(
@@ -94,6 +97,14 @@ def test_an_exception_has_the_details_of_its_status() -> None:
     assert details_of(error) == LOST
     assert LOST.is_loss
     assert not Details(Kind.LIMIT).is_loss
+
+
+def test_a_status_becomes_an_exception_only_by_its_method_which_keeps_the_details() -> None:
+    status = failure(Code.DATA_LOSS, "island 0 is gone", LOST)
+    assert status.exception().status == status
+    copied = re.compile(r"StatusError\(Code\((?P<status>[\w.]+)\.code\), (?P=status)\.message\b")
+    sources = (path for path in SOURCE.rglob("*.py") if path.name != "errors.py")
+    assert [path.name for path in sources if copied.search(path.read_text())] == []
 
 
 def test_a_subclass_is_reported_as_its_nearest_public_class() -> None:

@@ -170,9 +170,13 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def ok(self) -> bool:
         return self.code == Code.OK
 
+    def exception(self) -> StatusError:
+        """Return the exception for this error, with its payloads."""
+        return StatusError(Code(self.code), self.message, self.payloads)
+
     def raise_if_error(self) -> None:
         if self.code:
-            raise StatusError(Code(self.code), self.message, self.payloads)
+            raise self.exception()
 
     @property
     def details(self) -> Details:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from atoll.client.client_caches import client_cache
-from atoll.errors import Code, StatusError, status_in_text
+from atoll.errors import status_in_text
 from atoll.protocol.questions import Question, write_question
 from atoll.protocol.submission import Staging, encode
 
@@ -62,4 +62,4 @@ def status_errors() -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         status = status_in_text(error)
-        raise StatusError(Code(status.code), status.message, status.payloads) from error
+        raise status.exception() from error

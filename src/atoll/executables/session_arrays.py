@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from atoll.errors import Code, Status, StatusError, not_found
+from atoll.errors import Status, not_found
 from atoll.ir.types import ArraySpec
 
 
@@ -84,7 +84,7 @@ class Arrays(msgspec.Struct):
             record.deferred.start()
             record = self.records[handle]
         if record.error is not None:
-            raise StatusError(Code(record.error.code), record.error.message, record.error.payloads)
+            raise record.error.exception()
         return record
 
     def get_to_await(self, handle: int) -> ArrayRecord:

@@ -20,7 +20,7 @@ so there are no deadlocks. Each node has one part in flight at a time, so a loop
 
 from __future__ import annotations
 
-from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
+from atoll.errors import Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
@@ -197,7 +197,7 @@ def _parts(
     for position, number in enumerate(_numbers(node)):
         program = session.programs.get(number)
         if isinstance(program, Status):
-            raise StatusError(Code(program.code), program.message, program.payloads)
+            raise program.exception()
         if program is None:
             raise not_found(f"program {number} does not exist in this session")
         if program.is_unbounded:

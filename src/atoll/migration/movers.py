@@ -91,7 +91,7 @@ class CopyingMover:
             if entry is None:  # only a faulty proxy can name an internal handle
                 raise StatusError(Code.CANCELLED, "its proxy has released a copy that is not the client's")
             if entry.error is not None:
-                raise StatusError(Code(entry.error.code), entry.error.message)
+                raise entry.error.exception()
             all_ready &= entry.ready
         return all_ready and not session.in_flight
 
@@ -154,7 +154,7 @@ class RestoringMover:
 
     def is_ready(self, session: Session) -> bool:
         if self._failure is not None:
-            raise StatusError(Code(self._failure.code), self._failure.message)
+            raise self._failure.exception()
         return not self._left and not session.in_flight
 
     def free_old_places(self, session: Session) -> None:

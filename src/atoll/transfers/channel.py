@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Union
 import msgspec
 
 from atoll.decodable import decodable
-from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError, copied
+from atoll.errors import AccessError, AtollError, ConnectError, FrameError, Status, StatusError, copied
 from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS, is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
@@ -512,7 +512,7 @@ class ChannelArrivals:
 
     def fail(self, piece: Piece, status: Status) -> None:
         if self._on_failure is None:
-            raise StatusError(Code(status.code), status.message, status.payloads)
+            raise status.exception()
         self._on_failure(piece, status)
 
 

@@ -275,7 +275,7 @@ class Inbox:
             failed = self._failed.get(session)
             failure = None if failed is None else failed.get(feed)
             if failure is not None:
-                raise StatusError(Code(failure.code), failure.message, failure.payloads)
+                raise failure.exception()
             found = self._pop(session, feed)
             if found is None:
                 raise StatusError(Code.INTERNAL, f"feed {feed} of session {session} is not here")

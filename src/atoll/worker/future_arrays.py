@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from atoll.devices.device import LoadedFunction
-from atoll.errors import Code, Status, StatusError, invalid
+from atoll.errors import Status, invalid
 from atoll.host_services.calls.call_threads import Threads
 from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.ir import plan as p
@@ -74,7 +74,7 @@ class FutureArray:
 def raise_failure(array: Any) -> None:
     """Raise the failure if `array` is a future that failed."""
     if isinstance(array, FutureArray) and array.failure is not None:
-        raise StatusError(Code(array.failure.code), array.failure.message, array.failure.payloads)
+        raise array.failure.exception()
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -184,7 +184,7 @@ class Store:
         if type(record) is Buffer:
             return record
         if isinstance(record, Status):
-            raise StatusError(Code(record.code), record.message, record.payloads)
+            raise record.exception()
         raise StatusError(Code.NOT_FOUND, f"array {handle} is not on this host")
 
     def find(self, handles: Sequence[int]) -> list[Buffer] | None:

@@ -236,7 +236,7 @@ class VersionReads:
         stop = message.first + len(message.targets)
         if version is not None and owner == session.number:
             if version.error is not None:
-                raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
+                raise version.error.exception()
             arrays = version.arrays[message.first : stop]
             if len(arrays) != len(message.targets):
                 raise invalid(f"{version.title} has {counted(len(version.arrays), 'array')}, not {stop}")
