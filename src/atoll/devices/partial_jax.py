@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -62,7 +61,6 @@ def defer_operations() -> None:
     spec = importlib.util.find_spec("jax")
     if spec is not None:
         sys.modules["jax"] = _PartialPackage(spec)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as JAX does before it loads jaxlib
 
 
 class _PartialPackage(ModuleType):
