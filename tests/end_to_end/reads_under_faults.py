@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from atoll.errors import AtollError
 
 DRAIN_SECONDS = 60.0  # in case nobody waits for a read, and for unused memory
+LEAST = 100  # operations that succeed, at the least
 SIZES = (1, 1000, 70_000, 700_000, 3_000_000)
 
 
@@ -94,8 +95,9 @@ class Worker:
         self.add = jax.jit(lambda x: x + 1)
         self.add_in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
 
-    def run(self, until: float) -> None:
-        while time.monotonic() < until:
+    def run(self, until: float, least: int) -> None:
+        """Run random operations until this time, and until `least` of them have succeeded since the start."""
+        while time.monotonic() < until or self.done < least:
             try:
                 self.rng.choice(self.operations)(self)
                 self.done += 1
@@ -197,9 +199,9 @@ def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> 
     """
     workers = [Worker(seed + 1 + i) for i in range(threads)]
 
-    def run_all(seconds: float) -> None:
+    def run_all(seconds: float, least: int = 0) -> None:
         until = time.monotonic() + seconds
-        running = [threading.Thread(target=each.run, args=(until,), daemon=True) for each in workers]
+        running = [threading.Thread(target=each.run, args=(until, least), daemon=True) for each in workers]
         for thread in running:
             thread.start()
         for thread in running:
@@ -210,7 +212,7 @@ def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> 
 
     run_all(min(3.0, seconds / 4))
     before = _resources()
-    run_all(seconds)
+    run_all(seconds, LEAST // threads + 1)
     # The read of an array whose island was restarting when the last worker was killed may be unfinished.
     late = _arriving()
     until = time.monotonic() + DRAIN_SECONDS
