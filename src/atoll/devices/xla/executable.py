@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compiler
-from jax._src.interpreters import mlir
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 from jax.sharding import SingleDeviceSharding
@@ -20,6 +19,7 @@ from atoll.devices.compilers.compiler_messages import Description
 from atoll.devices.xla import xla_custom_calls
 from atoll.devices.xla.stops import launch_id
 from atoll.devices.xla.xla_arrays import stacked_handler
+from atoll.devices.xla.xla_compilation import context
 from atoll.protocol.messages import FunctionInfo
 
 
@@ -151,7 +151,7 @@ def _compile(device: Any) -> tuple[Any, Any]:
     """Return a gate for the device, and its argument."""
     devices = xc.DeviceList((device,))
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]]))
-    with mlir.make_ir_context():
+    with context(len(_GATE)):
         module = ir.Module.parse(_GATE)
         executable = compiler.backend_compile_and_load(device.client, module, devices, options, [])
     operand = jax.device_put(np.ones((_SIZE, _SIZE), np.float32), SingleDeviceSharding(device))
