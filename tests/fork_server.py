@@ -68,7 +68,6 @@ _PARTIAL = (
 _WHOLE = (
     "jax",
     "jax.numpy",
-    "atoll.devices.xla.compiler",
     "atoll.host_services.python.program.python_main",
     "atoll.host_services.python.program.python_runner",
     "jaxlib.mlir.dialects.mhlo",
