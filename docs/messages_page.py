@@ -87,10 +87,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
             "named_arrays/",
             "pins.py",
             "client/published_trees.py",
-            "controller/sessions/published_arrays.py",
-            "controller/sessions/version_reads.py",
-            "controller/sessions/array_files.py",
-            "controller/sessions/array_copies.py",
+            "controller/named_arrays/",
             "controller/sessions/name_waits.py",
             "cluster/array_names.py",
             "executables/published_executables.py",
@@ -131,7 +128,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ),
     (
         "Moving and suspending sessions",
-        ("migration/",),
+        ("migration/", "controller/session_persistence.py"),
         "A session cannot move to other devices, or it cannot be suspended or resumed.",
         "wait until the work that the message names has ended, or choose other devices. "
         "[Suspending](../design/suspending.md) lists what cannot move.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.controller.sessions.vaults import spec_of
+from atoll.controller.named_arrays.vaults import spec_of
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Program, Rearrange, consumes, single
 from atoll.named_arrays.version_states import VersionState

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.controller.sessions.array_copies import _MAX_LOOKED
+from atoll.controller.named_arrays.array_copies import _MAX_LOOKED
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import Sharding

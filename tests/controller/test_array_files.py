@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.controller.controller_dumps import load_controller
-from atoll.controller.sessions.array_files import file_bytes
+from atoll.controller.named_arrays.array_files import file_bytes
 from atoll.errors import OK, Code, Details, IncompatibleJournalError, Kind, Status, failure
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding

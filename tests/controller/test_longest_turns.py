@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.controller.controller_dumps import load_controller
-from atoll.controller.sessions.published_arrays import _MAX_ADOPTED, _MAX_BEGUN
+from atoll.controller.named_arrays.published_arrays import _MAX_ADOPTED, _MAX_BEGUN
 from atoll.errors import OK, Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.launch import function_releases

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.controller.controller_dumps import load_controller
-from atoll.controller.sessions.version_reads import MAX_OTHER_PARTS, MAX_READS
+from atoll.controller.named_arrays.version_reads import MAX_OTHER_PARTS, MAX_READS
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.named_arrays.version_states import VersionState

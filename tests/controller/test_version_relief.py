@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from atoll.cluster.tenant_settings import TenantSettings
-from atoll.controller.sessions.version_relief import UNWRITTEN_SECONDS, VersionRelief
+from atoll.controller.named_arrays.version_relief import UNWRITTEN_SECONDS, VersionRelief
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.named_arrays.named_arrays import Action, Free, NamedArrays
 from atoll.named_arrays.version_records import Version, VersionKey

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.controller.sessions.vaults import _MAX_FREED
+from atoll.controller.named_arrays.vaults import _MAX_FREED
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.protocol import events as e
 from atoll.protocol import messages as m

@@ -25,24 +25,24 @@ from atoll.controller.islands.island_recovery import IslandRecovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
 from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.islands.waiting_calls import WaitingCalls
+from atoll.controller.named_arrays.array_copies import ArrayCopies, CopyRun
+from atoll.controller.named_arrays.array_files import ArrayFiles, ArrayWrite, Restoration
+from atoll.controller.named_arrays.published_arrays import Publication, PublishedArrays
+from atoll.controller.named_arrays.read_programs import ReadProgram
+from atoll.controller.named_arrays.vaults import Vaults
+from atoll.controller.named_arrays.version_reads import Part, TreeKey, VersionRead, VersionReads
+from atoll.controller.named_arrays.version_relief import Place, Search, VersionRelief
 from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
-from atoll.controller.sessions.array_copies import ArrayCopies, CopyRun
-from atoll.controller.sessions.array_files import ArrayFiles, ArrayWrite, Restoration
+from atoll.controller.session_persistence import SessionPersistence
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.proxy_requests import SliceRequests
-from atoll.controller.sessions.published_arrays import Publication, PublishedArrays
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.read_programs import ReadProgram
-from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
-from atoll.controller.sessions.vaults import Vaults
-from atoll.controller.sessions.version_reads import Part, TreeKey, VersionRead, VersionReads
-from atoll.controller.sessions.version_relief import Place, Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.decodable import decodable

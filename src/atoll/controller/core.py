@@ -30,16 +30,16 @@ from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.islands.waiting_calls import WaitingCalls
+from atoll.controller.named_arrays.published_arrays import PublishedArrays
+from atoll.controller.named_arrays.vaults import Vaults
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
+from atoll.controller.session_persistence import SessionPersistence
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import ProxyMessages, SliceRequests
-from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
-from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
-from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import Status

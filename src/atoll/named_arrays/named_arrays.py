@@ -5,7 +5,7 @@ order in which the controller receives them. A version becomes visible at once, 
 The name keeps its newest complete versions, and each version lives at least as long as it has readers.
 
 The methods for events change the state and return the actions that follow. They do no I/O and read no clock. The
-controller performs the actions (`controller.sessions.published_arrays`).
+controller performs the actions (`controller.named_arrays.published_arrays`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
 from atoll.cluster.slice_placement import IslandDevices
-from atoll.controller.sessions.array_copies import ArrayCopies
+from atoll.controller.named_arrays.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.scheduler import Scheduler

@@ -19,8 +19,8 @@ from atoll.cluster.lifecycle import (
 )
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.topology import IslandShape
+from atoll.controller.named_arrays.array_copies import ArrayCopies
 from atoll.controller.operators.drains import Drains
-from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.launch.launches import Launches

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.cluster.locations import HostDevice
-from atoll.controller.sessions.vaults import Vaults
-from atoll.controller.sessions.version_reads import VersionReads
+from atoll.controller.named_arrays.vaults import Vaults
+from atoll.controller.named_arrays.version_reads import VersionReads
 from atoll.controller.state import ClusterState
 from atoll.named_arrays.named_arrays import Action, NamedArrays
 from atoll.named_arrays.version_records import Version

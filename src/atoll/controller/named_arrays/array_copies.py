@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted, IslandState
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.controller.sessions.vaults import Vaults, spec_of
+from atoll.controller.named_arrays.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, StatusError, failed
 from atoll.ir import program as ir

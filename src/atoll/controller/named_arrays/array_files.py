@@ -22,8 +22,8 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted
-from atoll.controller.sessions.array_copies import ArrayCopies
-from atoll.controller.sessions.vaults import Vaults, spec_of
+from atoll.controller.named_arrays.array_copies import ArrayCopies
+from atoll.controller.named_arrays.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Uneven, shard_shape

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import WORKING
 from atoll.cluster.locations import DeviceLocation
-from atoll.controller.sessions.array_copies import ArrayCopies
-from atoll.controller.sessions.read_programs import ReadProgram, find_program, type_of_result
-from atoll.controller.sessions.vaults import Vaults, spec_of
+from atoll.controller.named_arrays.array_copies import ArrayCopies
+from atoll.controller.named_arrays.read_programs import ReadProgram, find_program, type_of_result
+from atoll.controller.named_arrays.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError, invalid, not_found
 from atoll.ir.types import ArraySpec

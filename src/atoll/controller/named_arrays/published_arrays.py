@@ -18,11 +18,11 @@ import msgspec
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.tenant_settings import may_read
-from atoll.controller.sessions.array_copies import ArrayCopies
-from atoll.controller.sessions.array_files import ArrayFiles, file_bytes
-from atoll.controller.sessions.vaults import Vaults
-from atoll.controller.sessions.version_reads import VersionReads
-from atoll.controller.sessions.version_relief import VersionRelief
+from atoll.controller.named_arrays.array_copies import ArrayCopies
+from atoll.controller.named_arrays.array_files import ArrayFiles, file_bytes
+from atoll.controller.named_arrays.vaults import Vaults
+from atoll.controller.named_arrays.version_reads import VersionReads
+from atoll.controller.named_arrays.version_relief import VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
 from atoll.ir.types import Opaque

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandReady
-from atoll.controller.sessions.array_files import ArrayFiles
+from atoll.controller.named_arrays.array_files import ArrayFiles
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.launch.compilation import Compilation
