@@ -118,3 +118,20 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
     output = cluster.script("m2", "import jax; print(len(jax.devices()))")
     assert output.wait() == 0, output.output
     assert output.output.splitlines()[-1] == "6"
+
+
+@long
+def test_running_work_goes_on_soon_after_the_machine_of_the_controller_is_cut_off(cluster: MachineCluster) -> None:
+    cluster.host("m1").line(lambda line: "has joined" in line)
+    follower = standby(cluster, "m1", "m0")
+    script = cluster.script("m3", LOOP)
+    script.line(lambda line: line.startswith("step 20 "))
+
+    lost = time.monotonic()
+    cluster.bed.cut("m0")
+    taken, _ = follower.line(lambda line: "takes over in term" in line)
+    print(f"the standby takes over after {taken - lost:.1f} s")
+    _, line = script.line(lambda line: line.startswith("step ") and float(line.split()[2]) > 4.0, since=taken)
+    print(f"the script's longest step took {line.split()[2]} s")
+    # Peers are silent for 5 s before they dial. They try the old address for 1 s, before and after the takeover.
+    assert float(line.split()[2]) < 10.0

@@ -173,12 +173,13 @@ class BlockingConnection:
         while True:
             try:
                 count = self._stream.receive_into(buffer)
+                is_silent = False
             except OSError as error:
                 if isinstance(error, AccessError) and not self.can_resume:
                     raise
-                count = 0
+                count, is_silent = 0, isinstance(error, BlockingIOError)
             if not count or self._is_late:
-                if not self._resume():
+                if not self._resume(is_silent):
                     return
                 continue
             try:
@@ -213,12 +214,15 @@ class BlockingConnection:
         """Whether a transport was not confirmed in time, although its peer may send something."""
         return self._link.is_starting and time.monotonic() > self._answer_by
 
-    def _resume(self) -> bool:
+    def _resume(self, is_silent: bool) -> bool:
         """Make the next transport after the current stream has ended, and wait for that. Return False if it is over."""
         self._stream.shut_down()  # wakes up a thread that blocks in `send` and holds the lock
-        reason = f"{self.name} {'does not answer' if self._is_late else 'closed the connection'}"
         with self._lock:
-            self._link.disconnect(time.monotonic(), reason)
+            if is_silent and not self._link.is_starting:
+                self._link.fall_silent(time.monotonic())
+            else:
+                reason = f"{self.name} {'does not answer' if self._is_late else 'closed the connection'}"
+                self._link.disconnect(time.monotonic(), reason)
             self._do_effects()
         self._stream.close()
         while True:
@@ -228,7 +232,7 @@ class BlockingConnection:
                 return False
             time.sleep(dial.pause)
             try:
-                stream = self._redial(dial.address, NEXT_SECONDS)
+                stream = self._redial(dial.address, dial.seconds)
                 _bound_silence(stream, NEXT_SECONDS)
             except OSError as error:  # includes ConnectError and AccessError: a process that ends refuses in many ways
                 with self._lock:
@@ -239,7 +243,7 @@ class BlockingConnection:
                     stream.close()
                     return False
                 self._stream = stream
-                self._answer_by = time.monotonic() + NEXT_SECONDS
+                self._answer_by = time.monotonic() + dial.seconds
                 self._decoder = FrameDecoder(self._message_type, on_link=self._receive_link)
                 self._link.resume(self._decoder)
                 self._do_effects()

@@ -556,6 +556,51 @@ def test_a_dialer_begins_with_the_address_that_answered_last():
     assert again.address.path == "/elsewhere"
 
 
+def fall_silent(link: DialingLink, since: float) -> None:
+    for second in range(link.limits.silent_seconds + 1):
+        link.tick(since + second)
+    assert link.take_effects()[-1] is LinkEvent.AWAY
+
+
+def seconds_of_dials(link: DialingLink, rounds: int) -> list[dict[str, float]]:
+    """Fail to dial all addresses for some rounds. Return how long each address of each round got."""
+    found = []
+    for _ in range(rounds):
+        dials = [link.next_dial(0.0) for _ in range(3)]
+        link.dial_failed("no answer")
+        found.append({dial.address.path: dial.seconds for dial in dials if dial is not None})
+    return found
+
+
+def test_a_dialer_gives_addresses_that_fell_silent_less_time_at_first():
+    link = DialingLink("the acceptor", Address(path="/a", others=(Address(path="/b"),)))
+    link.open(FrameDecoder(Note))
+    link.receive(ResumeToken(1, "", 1, 60.0))
+    link.receive(AlternateAddresses(("unix:/standby",)))
+    fall_silent(link, 0.0)
+    limits = link.limits
+    short, long = limits.silent_dial_seconds, limits.dial_seconds
+    assert short < long
+    found = seconds_of_dials(link, limits.short_rounds + 1)
+    assert found[:-1] == [{"/a": short, "/b": short, "/standby": long}] * limits.short_rounds
+    assert found[-1] == {"/a": long, "/b": long, "/standby": long}, "a network may be slow"
+
+    link.resume(FrameDecoder(Note))
+    link.receive(Resumed(1, 0, 0))
+    link.disconnect(0.0, "it was cut")
+    assert seconds_of_dials(link, 1) == [{"/a": long, "/b": long, "/standby": long}], "it was not silent"
+
+
+def test_a_dialer_that_knows_only_addresses_that_fell_silent_gives_them_all_the_time():
+    link = DialingLink("the acceptor", Address(path="/a"))
+    link.open(FrameDecoder(Note))
+    link.receive(ResumeToken(1, "", 1, 60.0))
+    fall_silent(link, 0.0)
+    dial = link.next_dial(0.0)
+    assert dial is not None
+    assert dial.seconds == link.limits.dial_seconds
+
+
 def put_off(link: DialingLink) -> None:
     link.receive(ResumeRefused("it does not hold its lease", final=False))
     assert link.take_effects() == [LinkEvent.FAILED]

@@ -15,7 +15,6 @@ from atoll.wire.late_timers import ReadingTimer, call_later
 from atoll.wire.resumption.dialing_link import Dial, DialingLink
 from atoll.wire.resumption.link import LIMITS, LinkEvent, LinkLimits
 from atoll.wire.resumption.resumable_connection import ResumableConnection
-from atoll.wire.sockets import NEXT_SECONDS
 from atoll.wire.tls.identity import Identity
 
 
@@ -101,7 +100,7 @@ class DialedConnection(ResumableConnection[DialingLink]):
         await asyncio.sleep(dial.pause)
         early: list[str] = []
         try:
-            transport = await self._connect(dial.address, _too_early, early.append, NEXT_SECONDS)
+            transport = await self._connect(dial.address, _too_early, early.append, dial.seconds)
         except ConnectError as error:  # also AccessError, because a process that ends refuses in many ways
             self._failed(str(error))
             return
@@ -112,7 +111,7 @@ class DialedConnection(ResumableConnection[DialingLink]):
         self._adopt(transport, self._first)
         self._do_effects()
         reason = f"{self.name} at {dial.address} does not answer"
-        self._answer = call_later(self._loop, NEXT_SECONDS, partial(self._no_answer, transport, reason))
+        self._answer = call_later(self._loop, dial.seconds, partial(self._no_answer, transport, reason))
 
     def _failed(self, error: str) -> None:
         self.link.dial_failed(error)

@@ -32,10 +32,14 @@ from atoll.wire.tls.identity import Identity
 
 
 class Dial(NamedTuple):
-    """An attempt to open or resume the link: dial `address` after `pause` seconds."""
+    """An attempt to open or resume the link: dial `address` after `pause` seconds.
+
+    The connection may take `seconds`, and then the acceptor's answer as long.
+    """
 
     address: Address
     pause: float
+    seconds: float
 
 
 class DialingLink(Link):
@@ -69,6 +73,7 @@ class DialingLink(Link):
         self._confirms_close = confirms_close
         self._closes = False  # it was closed, which the acceptor may not know yet
         self._silent = 0  # ticks without a read
+        self._fell_silent: tuple[Address, ...] = ()  # addresses of the acceptor, if the link is away because of silence
         self._progress = self.progress  # at the last tick
 
     @property
@@ -150,7 +155,14 @@ class DialingLink(Link):
             self._errors = []
             self._untried = list(self._addresses.in_turn)
         self._dialed = self._untried.pop(0)
-        return Dial(self._dialed, pause)
+        return Dial(self._dialed, pause, self._seconds(self._dialed))
+
+    def _seconds(self, address: Address) -> float:
+        """Return how long an attempt to dial `address` may take."""
+        is_silent = address in self._fell_silent and self._rounds <= self.limits.short_rounds
+        if is_silent and not set(self._addresses.in_turn) <= set(self._fell_silent):
+            return self.limits.silent_dial_seconds
+        return self.limits.dial_seconds
 
     def dial_failed(self, error: str) -> None:
         """Note why no transport could be made."""
@@ -182,6 +194,7 @@ class DialingLink(Link):
         self.term, self.address = message.term, self._dialed
         self._addresses.answered(self._dialed)
         self._untried, self._rounds, self._silent, self.deadline = [], 0, 0, None
+        self._fell_silent = ()
         self._acknowledged = self.received  # `Resume` stated these counts
         self.effects += [*self._retransmissions(), Close() if self._closes else LinkEvent.BACK]
 
@@ -237,4 +250,9 @@ class DialingLink(Link):
         if (before >= quiet) != (self._silent >= quiet):
             self.effects.append(LinkEvent.HEARD if before >= quiet else LinkEvent.QUIET)
         if self._silent >= self.limits.silent_seconds:
-            self.disconnect(now, f"{self.name} was silent for {self._silent} s")
+            self.fall_silent(now)
+
+    def fall_silent(self, now: float) -> None:
+        """Give up the current transport, which has brought nothing for `silent_seconds`."""
+        self._fell_silent = self._addresses.of_one(self.address).each
+        self.disconnect(now, f"{self.name} was silent for {self.limits.silent_seconds} s")

@@ -22,6 +22,7 @@ from atoll.errors import FrameError
 from atoll.wire.framing import FrameDecoder
 from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
 from atoll.wire.resumption.retransmit_buffer import NONE, Counts, RetransmitBuffer
+from atoll.wire.sockets import NEXT_SECONDS
 
 
 class LinkLimits(NamedTuple):
@@ -39,6 +40,11 @@ class LinkLimits(NamedTuple):
     # Between two rounds of attempts to dial again; each pause is twice as long as the one before.
     first_pause: float = 0.02
     max_pause: float = 0.5
+    # How long an attempt may take: for the connection, and then for the acceptor's answer. If the dialer knows other
+    # addresses, those that fell silent get less time in the first rounds, so that a successor is found soon.
+    dial_seconds: float = NEXT_SECONDS
+    silent_dial_seconds: float = 1.0
+    short_rounds: int = 5
 
 
 LIMITS = LinkLimits()
