@@ -105,9 +105,21 @@ def test_a_flood_of_transfers_that_are_refused_does_not_check_the_memory_each_ti
         lambda session, feed: None, 10, has_memory=lambda nbytes: bool(checks.append(nbytes)), now=lambda: seconds[0]
     )
     refused = list[Status]()
-    for feed in range(1, 100):
+    inbox.admit(5, 1, 10, 1, lambda: None, refuse=refused.append)
+    for feed in range(2, 100):
         inbox.admit(5, feed, 20, 1, lambda: None, refuse=refused.append)
-    assert (len(refused), checks) == (98, [40])
+    assert (len(refused), checks) == (98, [30])
     seconds[0] += 1
     inbox.admit(5, 100, 20, 1, lambda: None, refuse=refused.append)
-    assert (len(refused), checks) == (99, [40, 40])
+    assert (len(refused), checks) == (99, [30, 30])
+
+
+def test_a_transfer_larger_than_the_bound_needs_free_memory_also_if_nothing_else_is_held():
+    memory = 100
+    inbox = Inbox(lambda session, feed: None, max_bytes=10, has_memory=lambda nbytes: nbytes <= memory)
+    granted, refused = list[int](), list[int]()
+    for feed, nbytes in ((1, 101), (2, 100)):
+        inbox.admit(
+            5, feed, nbytes, 0, lambda feed=feed: granted.append(feed), refuse=lambda _, feed=feed: refused.append(feed)
+        )
+    assert (granted, refused, inbox.nbytes) == ([2], [1], 100)

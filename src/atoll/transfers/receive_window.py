@@ -76,7 +76,7 @@ class ReceiveWindow:
         """Return the grants of transfers that may land from now on. A blocked plan waits for feeds that are awaited.
 
         `changed` are feeds that were requested, or are awaited, since the last call. A transfer that may land although
-        it does not fit is refused if `lacks_memory(nbytes)`.
+        it exceeds the bound is refused if `lacks_memory(nbytes)`, also if nothing else is held.
         """
         if not self._waiting:
             return []
@@ -89,20 +89,27 @@ class ReceiveWindow:
                 granted.append(self._land_or_refuse(first, lacks_memory))
         granted += [self._land_or_refuse(feed, lacks_memory) for feed in list(self._of_launch.get(self._oldest(), ()))]
         if self.held <= self._bound:
-            granted += [self._land(feed) for feed in list(islice(self._waiting, MAX_EXAMINED)) if self._fits(feed)]
+            for feed in list(islice(self._waiting, MAX_EXAMINED)):
+                if self._fits(feed):
+                    granted.append(self._land_or_refuse(feed, lacks_memory))
         return granted
 
     def _fits(self, feed: int) -> bool:
-        return not self.held or self.held + self._waiting[feed].nbytes <= self._bound
+        """Return whether a waiting transfer need not wait for others: it is within the bound, or nothing is held."""
+        return not self.held or self._is_within_bound(feed)
+
+    def _is_within_bound(self, feed: int) -> bool:
+        return self.held + self._waiting[feed].nbytes <= self._bound
 
     def _land_or_refuse(self, feed: int, lacks_memory: Callable[[int], bool]) -> Callable[[], None]:
         """Let a waiting transfer land, and return its grant, or its refusal if there is no memory beyond the bound."""
         transfer = self._waiting[feed]
         refuse, nbytes = transfer.refuse, transfer.nbytes
-        if refuse is None or self._fits(feed) or not lacks_memory(nbytes):
+        if refuse is None or self._is_within_bound(feed) or not lacks_memory(nbytes):
             return self._land(feed)
         self._forget(self._stop_waiting(feed))
-        text = f"this host has too little memory left for {nbytes} bytes, beyond {self.held} bytes of the same session"
+        beside = f", beyond {self.held} bytes of the same session" if self.held else ""
+        text = f"this host has too little memory left for {nbytes} bytes{beside}"
         return partial(refuse, Status(Code.RESOURCE_EXHAUSTED, text))
 
     def _land(self, feed: int) -> Callable[[], None]:
