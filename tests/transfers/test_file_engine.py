@@ -18,12 +18,14 @@ from atoll.errors import StatusError
 from atoll.peers.data_port import DataPort
 from atoll.transfers import file_engine
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.file_engine import FileEngine
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import FileContents, read_file
 from atoll.transfers.transfer_engine import Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address
-from tests.transfers.ends import SECONDS, Ends, Receiver, content
+from tests.conftest import gone
+from tests.transfers.ends import SECONDS, Ends, Receiver, content, is_closed
 from tests.waiting import until
 
 Kinds = Sequence[type[TransferEngine]]
@@ -152,12 +154,12 @@ def files_here() -> list[str]:
 class Waiting:
     """A data port whose sessions may hold 100,000 bytes, and a channel of one to it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kinds: Kinds = KINDS) -> None:
         self.arrived: list[int] = []
         self._changed = threading.Condition()
         self.has_memory = True
         self.inbox = Inbox(self._on_arrival, max_bytes=100_000, has_memory=lambda nbytes: self.has_memory)
-        self.port = DataPort(Address(path=str(directory / "data")), self.inbox)
+        self.port = DataPort(Address(path=str(directory / "data")), self.inbox, kinds)
         self.port.open_session(5, "secret")
         self.channel = DataChannel.dial(self.port.address)
         self.channel.open(5, "secret")
@@ -184,8 +186,8 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting(short_directory: Path) -> Iterator[Waiting]:
-    made = Waiting(short_directory)
+def waiting(short_directory: Path, request: pytest.FixtureRequest) -> Iterator[Waiting]:
+    made = Waiting(short_directory, getattr(request, "param", KINDS))
     yield made
     made.close()
 
@@ -258,6 +260,50 @@ def test_files_that_wait_when_their_channel_ends_leave_nothing(waiting: Waiting)
     until(lambda: waiting.inbox.statistics().waiting == len(files_here()) == 0)
     waiting.inbox.drop_session(5)
     assert waiting.inbox.nbytes == 0
+
+
+class FewWaiting(FileEngine):
+    max_waiting = 1
+    has_memory = staticmethod(lambda nbytes: nbytes <= 80_000)
+
+
+@pytest.mark.parametrize("waiting", [[FewWaiting if kind is FileEngine else kind for kind in KINDS]], indirect=True)
+def test_a_file_that_may_not_wait_fails_without_memory(waiting: Waiting) -> None:
+    for feed, nbytes in ((1, 80_000), (2, 80_000), (3, 80_001), (4, 80_000)):
+        waiting.send(feed, nbytes)
+    assert waiting.wait(3) == [1, 3, 4]
+    with pytest.raises(StatusError, match="1 files wait at this host"):
+        waiting.inbox.take(5, 3)
+    assert bytes(waiting.inbox.take(5, 4)[0]) == content(80_000, 4).tobytes()
+
+
+def test_a_file_that_has_waited_and_is_too_much_then_ends_its_channel_alone(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client can replace a feed whose file is being read. The thread that reads it must not end the process."""
+    is_read, may_end = threading.Event(), threading.Event()
+    errors: list[object] = []
+
+    def slow(*arguments: Any) -> None:
+        read_file(*arguments)
+        is_read.set()
+        assert may_end.wait(SECONDS)
+
+    waiting.send(1)
+    waiting.wait(1)
+    monkeypatch.setattr(file_engine, "read_file", slow)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    waiting.send(2)
+    until(lambda: waiting.inbox.statistics().waiting == 1)
+    waiting.inbox.take(5, 1)
+    assert is_read.wait(SECONDS)
+    for feed in (2, 3, 4):
+        waiting.channel.send(5, feed, [content(100_000)])
+    waiting.wait(4)
+    may_end.set()
+    assert is_closed(waiting.channel._socket._socket)
+    assert not gone(lambda: [each.name for each in threading.enumerate() if each.name == "atoll-file"])
+    assert errors == []
 
 
 def test_what_is_announced_as_a_file_and_is_none_ends_the_channel(unix_ends: Ends) -> None:

@@ -8,6 +8,7 @@ A file that exceeds the receiver's budget stays unread, in memory that counts fo
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import stat
@@ -17,13 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from atoll.cluster.processes.process_table import has_memory_for
 from atoll.errors import Code, Details, FrameError, Kind, Status, StatusError, failed
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import FileContents, read_file
 from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine, nothing_to_release
 
-# Files that wait for the budget, each with an open descriptor. If there are more, they are read at once.
+_log = logging.getLogger(__name__)
+
+# Files that wait for the budget, each with an open descriptor. If there are more, they are read at once, or fail if
+# this machine has no memory for them.
 MAX_WAITING = 256
 
 
@@ -52,6 +57,9 @@ class FileEngine(TransferEngine):
     """Sends files by their descriptors, on unix sockets only."""
 
     frames = (FilePiece,)
+
+    max_waiting = MAX_WAITING
+    has_memory = staticmethod(has_memory_for)
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
@@ -85,7 +93,12 @@ class FileEngine(TransferEngine):
             # The client may have shortened the file after the peer sent the frame, so only this piece fails.
             text = f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced"
             raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS))
-        if self._arrivals is None or len(self._waiting) >= MAX_WAITING:
+        if self._arrivals is None:
+            return self._contents(descriptor, frame.nbytes), nothing_to_release
+        if len(self._waiting) >= self.max_waiting:
+            if not self.has_memory(frame.nbytes):
+                text = f"{self.max_waiting} files wait at this host, which has too little memory for one more"
+                raise StatusError(Code.RESOURCE_EXHAUSTED, text)
             return self._contents(descriptor, frame.nbytes), nothing_to_release
         if not self._may_come(frame, descriptor):
             return None
@@ -144,9 +157,17 @@ class FileEngine(TransferEngine):
             arrivals.withdraw(piece)
             arrivals.fail(piece, status)
         else:
-            arrivals.take(piece, content, nothing_to_release)
+            self._deliver(arrivals, piece, content)
         finally:
             os.close(waiting.descriptor)
+
+    def _deliver(self, arrivals: Arrivals, piece: FilePiece, content: Any) -> None:
+        """Deliver a file that has waited. An error ends the channel, and not this process."""
+        try:
+            arrivals.take(piece, content, nothing_to_release)
+        except StatusError as error:  # another piece of the feed has arrived meanwhile, and the session has too many
+            _log.warning("a data channel ends: %s", error)
+            self._socket.shut_down()
 
     def close(self) -> None:
         with self._lock:
