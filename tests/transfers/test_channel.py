@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from atoll.transfers import channel as data
 from atoll.transfers import streams
 from atoll.transfers.channel import DataChannel, Open, Passed
 from atoll.transfers.file_engine import FilePiece
+from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Filled
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
 from atoll.transfers.socket_engine import SocketEngine, SocketPiece
 from atoll.wire.address import Address
+from atoll.wire.byte_stream import SocketStream
 from tests.file_limits import no_more_files
 from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received, sealed
 
@@ -294,6 +297,32 @@ def test_the_thread_that_reserves_a_channel_sends_while_others_cannot_reserve_it
         elsewhere.submit(channel.release).result()
     receiver.wait(1)
     assert receiver.pieces == [(1, 2, b"abc")]
+
+
+def test_a_thread_that_is_writing_a_frame_cannot_write_another_one_into_it():
+    """A garbage collection on that thread can return a block of shared memory to the peer at any time."""
+
+    class Collecting(SocketStream):
+        def send(self, parts: Sequence[bytes | memoryview]) -> None:
+            if not returned:
+                returned.append(False)
+                returned[0] = sender.send_nowait(BlockReturned(2))
+            super().send(parts)
+
+    returned = list[bool]()
+    ours, theirs = socket.socketpair()
+    sender = FrameSocket(Collecting(ours))
+    descriptor = sealed(4096)
+    sender.send(BlockReturned(1), descriptor=descriptor)
+    assert returned == [False]
+    assert sender.send_nowait(BlockReturned(3))
+    expected = frame(BlockReturned(1)) + frame(BlockReturned(3))
+    first, (passed,), _, _ = socket.recv_fds(theirs, len(expected), 1)
+    assert first + theirs.recv(len(expected) - len(first), socket.MSG_WAITALL) == expected
+    for each in (descriptor, passed):
+        os.close(each)
+    sender.close()
+    theirs.close()
 
 
 def test_a_channel_whose_peer_does_not_read_cannot_be_reserved(unix_ends):

@@ -13,8 +13,9 @@ import pytest
 from atoll.errors import FrameError
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import Filled
-from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, SharedMemoryPiece
+from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, BlockDropped, BlockReturned, SharedMemoryPiece
 from atoll.transfers.shared_memory_pool import PoolLimits, PoolStatistics, SharedMemoryPool
+from atoll.transfers.socket_engine import SocketPiece
 from tests.conftest import gone
 from tests.transfers.ends import SECONDS, Ends, Receiver, content, descriptors, frame, kinds_with, received, sealed
 from tests.waiting import until
@@ -104,6 +105,26 @@ def test_a_block_that_could_not_be_sent_is_announced_by_the_next_piece(unix_ends
     assert receiver.join() is None
 
 
+def test_a_block_that_the_peer_returns_before_it_was_sent_stays_in_use(raw: Raw) -> None:
+    """Otherwise, the pool closes its descriptor, and the sender passes whatever has the same number then."""
+    mine, channel = raw
+    receiver = Receiver(channel)
+
+    def fill(target: memoryview) -> None:
+        mine.sendall(frame(BlockReturned(0)) + frame(SocketPiece(1, 7, 2), b"ok"))
+        receiver.wait(1)
+        assert pool_of(channel).used_blocks == 1
+
+    channel.send_contents(1, 2, Filled(SHARED_THRESHOLD, fill))
+    _, (descriptor,), _, _ = socket.recv_fds(mine, 1, 1)
+    assert os.fstat(descriptor).st_size == 1 << 20
+    os.close(descriptor)
+    mine.sendall(frame(BlockReturned(0)))
+    until(lambda: pool_of(channel).free_blocks == 1)
+    mine.close()
+    assert receiver.join() is None
+
+
 # ---- memory that a peer could shorten
 
 
@@ -138,6 +159,57 @@ def test_no_more_blocks_are_mapped_than_a_pool_has(raw: Raw) -> None:
         socket.send_fds(mine, [sent[:1]], [descriptor])
         mine.sendall(sent[1:])
     assert "more than 3 blocks" in str(receiver.join())
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("raw", [kinds_with(max_peer_bytes=3 * 4096)], indirect=True)
+def test_no_more_bytes_are_mapped_than_a_peer_can_have(raw: Raw) -> None:
+    """Otherwise, a peer with sparse memory could use all addresses of this process."""
+    mine, channel = raw
+    descriptor = sealed(4 * 4096)
+    receiver = Receiver(channel)
+    for block, pages in enumerate((1, 2, 4)):
+        sent = frame(SharedMemoryPiece(1, block, 10, block=block, block_bytes=pages * 4096))
+        socket.send_fds(mine, [sent[:1]], [descriptor])
+        mine.sendall(sent[1:])
+    assert f"more than {3 * 4096} bytes" in str(receiver.join())
+    assert len(receiver.pieces) == 2
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("again", ["another piece", "the descriptor again", "a drop"])
+def test_a_block_that_is_being_read_cannot_be_used_again(raw: Raw, again: str) -> None:
+    """Otherwise, each such use could start a thread that returns the block, or keep another mapping."""
+    mine, channel = raw
+    descriptor = sealed(4096)
+    receiver = Receiver(channel, recycle=False)
+    sent = frame(SharedMemoryPiece(1, 1, 10, block=3, block_bytes=4096))
+    socket.send_fds(mine, [sent[:1]], [descriptor])
+    mine.sendall(sent[1:])
+    receiver.wait(1)
+    if again == "the descriptor again":
+        socket.send_fds(mine, [sent[:1]], [descriptor])
+        mine.sendall(sent[1:])
+    else:
+        mine.sendall(sent if again == "another piece" else frame(BlockDropped(3)))
+    assert "block 3 of shared memory is used again before it was returned" in str(receiver.join())
+    os.close(descriptor)
+
+
+def test_a_block_can_be_used_again_as_soon_as_the_peer_receives_it(raw: Raw) -> None:
+    mine, channel = raw
+    descriptor = sealed(4096)
+    receiver = Receiver(channel)
+    sent = frame(SharedMemoryPiece(1, 1, 10, block=3, block_bytes=4096))
+    socket.send_fds(mine, [sent[:1]], [descriptor])
+    mine.sendall(sent[1:])
+    for count in range(2, 50):
+        returned = frame(BlockReturned(3))
+        assert mine.recv(len(returned), socket.MSG_WAITALL) == returned
+        mine.sendall(sent)
+        receiver.wait(count)
+    mine.close()
+    assert receiver.join() is None
     os.close(descriptor)
 
 

@@ -62,6 +62,7 @@ class FrameSocket:
         # Half of these bytes are the kernel's bookkeeping.
         self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self._send_lock = threading.RLock()  # its holder sends inside `reserved`
+        self._is_writing = False  # a frame, on the thread that holds the lock
         self.frames_out = self.bytes_out = 0
         self.frames_in = self.bytes_in = 0
 
@@ -93,11 +94,16 @@ class FrameSocket:
                 note()
             self._write(head, payload, descriptor)
 
-    def send_nowait(self, frame: msgspec.Struct) -> bool:
-        """Send a frame and return True, or return False if that would wait for the peer or for another thread."""
+    def send_nowait(self, frame: msgspec.Struct, note: Callable[[], None] | None = None) -> bool:
+        """Send a frame and return True, or return False if that would wait for the peer or for another thread.
+
+        `note` is as in `send`.
+        """
         if not self.try_reserve(HEADER_BYTES + _SMALL_FRAME):
             return False
         try:
+            if note is not None:
+                note()
             self._write(_encoded(frame))
         finally:
             self.release()
@@ -108,13 +114,17 @@ class FrameSocket:
         nbytes = sum([part.nbytes for part in payload])  # a list is faster here than a generator
         self.frames_out += 1
         self.bytes_out += len(head) + nbytes
-        if descriptor is not None:
-            socket.send_fds(self._socket, [head[:1]], [descriptor])
-            head = head[1:]
-        if nbytes < _JOINED_BYTES:
-            self._stream.send((b"".join((head, *payload)),))
-        else:
-            self._stream.send((head, *payload))
+        self._is_writing = True
+        try:
+            if descriptor is not None:
+                socket.send_fds(self._socket, [head[:1]], [descriptor])
+                head = head[1:]
+            if nbytes < _JOINED_BYTES:
+                self._stream.send((b"".join((head, *payload)),))
+            else:
+                self._stream.send((head, *payload))
+        finally:
+            self._is_writing = False
 
     def can_send_nowait(self, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent without waiting for the peer or for another thread."""
@@ -130,7 +140,8 @@ class FrameSocket:
         """
         if not self._send_lock.acquire(blocking=False):
             return False
-        has_space = self._has_space(nbytes)
+        # A garbage collection inside `_write` can return memory to the peer, on the thread that holds the lock.
+        has_space = not self._is_writing and self._has_space(nbytes)
         if not has_space:
             self._send_lock.release()
         return has_space

@@ -9,6 +9,7 @@ blocks that the rest of the piece needs.
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Any
 
 import msgspec
@@ -73,23 +74,27 @@ class SharedChunksEngine(StreamEngine):
 
     def _send_chunk(self, stream: FrameSocket, transfer: Outgoing, index: int, views: Any) -> None:
         block = self._pool.take(SHARED_CHUNK_BYTES)
-        descriptor = None if block.is_announced else block.descriptor
+        was_announced, descriptor = block.is_announced, None
         try:
             with block.view() as memory:
                 BufferContents(views).write_into(memory)
-            block.is_announced = True
+            if not was_announced:
+                descriptor = block.announce()
             stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)
         except BaseException:
-            block.is_announced = descriptor is None
+            block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def handle(self, frame: Any, descriptor: int | None) -> Received | None:
         match frame:
             case SharedChunk():
                 self._take_chunk(frame, descriptor)
             case ChunkRead(block):
-                self._pool.give_back(block)
+                self._pool.returned(block)
             case _:
                 return super().handle(frame, descriptor)
         return None

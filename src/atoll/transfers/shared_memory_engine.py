@@ -15,10 +15,12 @@ import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
+from atoll.cluster.processes.machine_memory import physical_memory
 from atoll.errors import FrameError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.shared_memory_pool import (
@@ -62,6 +64,9 @@ class SharedMemoryEngine(TransferEngine):
 
     limits = USUAL_LIMITS
     max_peer_blocks = POOL_BYTES // MIN_BLOCK_BYTES
+    # A block is less than twice as large as its first piece, which is in this machine's memory. The blocks of untrusted
+    # peers need no memory while nobody writes to them, but they use addresses of this process.
+    max_peer_bytes = 2 * (physical_memory() + POOL_BYTES)
     idle_seconds = 5  # after which unused blocks are freed
     held_session = -1  # the receiver requests this session's pieces, and keeps them in their blocks
 
@@ -69,6 +74,7 @@ class SharedMemoryEngine(TransferEngine):
         self._socket = socket
         self._pool = SharedMemoryPool(self._announce_drop, self.limits)
         self._peer_blocks: dict[int, mmap.mmap] = {}
+        self._being_read: set[int] = set()  # those of them that were not returned yet
         self._wakes = False  # whether the receiving thread wakes to trim the pool
 
     @classmethod
@@ -83,17 +89,21 @@ class SharedMemoryEngine(TransferEngine):
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         nbytes = contents.nbytes
         block = self._pool.take(nbytes, session == self.held_session)
-        was_announced = block.is_announced
+        was_announced, descriptor = block.is_announced, None
         try:
             with block.view()[:nbytes] as target:
                 contents.write_into(target)
-            block.is_announced = True  # before sending, because the peer may then return it and another thread take it
+            if not was_announced:
+                descriptor = block.announce()
             piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size, contents.group)
-            self._socket.send(piece, (), None if was_announced else block.descriptor)
+            self._socket.send(piece, (), descriptor)
         except BaseException:  # the peer has not received the block
             block.is_announced = was_announced
             self._pool.give_back(block.number)
             raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _announce_drop(self, block: SharedMemoryBlock) -> None:
         if block.is_announced:
@@ -106,33 +116,45 @@ class SharedMemoryEngine(TransferEngine):
         self, frame: SharedMemoryPiece | BlockReturned | BlockDropped, descriptor: int | None
     ) -> Received | None:
         if isinstance(frame, BlockReturned):
-            self._pool.give_back(frame.block)
+            self._pool.returned(frame.block)
             if not self._wakes:
                 self._wakes = True
                 self._socket.wake_after(self.idle_seconds)
             return None
+        number = frame.block
+        if number in self._being_read:
+            raise FrameError(f"block {number} of shared memory is used again before it was returned")
         if isinstance(frame, BlockDropped):
-            self._peer_blocks.pop(frame.block, None)
+            self._peer_blocks.pop(number, None)
             return None
         if descriptor is not None:
-            self._peer_blocks[frame.block] = map_block(descriptor, frame.block_bytes)
-            if len(self._peer_blocks) > self.max_peer_blocks:
-                raise FrameError(f"the peer uses more than {self.max_peer_blocks} blocks of shared memory")
-        memory = self._peer_blocks.get(frame.block)
+            self._map(number, descriptor, frame.block_bytes)
+        memory = self._peer_blocks.get(number)
         if memory is None or frame.nbytes > len(memory):
-            raise FrameError(f"block {frame.block} is not known, or too small")
-        return memoryview(memory)[: frame.nbytes], partial(self._return, frame.block)
+            raise FrameError(f"block {number} is not known, or too small")
+        self._being_read.add(number)
+        return memoryview(memory)[: frame.nbytes], partial(self._return, number)
+
+    def _map(self, number: int, descriptor: int, nbytes: int) -> None:
+        """Map a block of the peer. Raise FrameError if the peer uses too much."""
+        self._peer_blocks[number] = map_block(descriptor, nbytes)
+        if len(self._peer_blocks) > self.max_peer_blocks:
+            raise FrameError(f"the peer uses more than {self.max_peer_blocks} blocks of shared memory")
+        if sum(map(len, self._peer_blocks.values())) > self.max_peer_bytes:
+            raise FrameError(f"the peer uses more than {self.max_peer_bytes} bytes of shared memory")
 
     def _return(self, number: int) -> None:
         """Return a block to the peer without waiting, because the thread may be one that serves all sessions."""
+        done = partial(self._being_read.discard, number)
         with contextlib.suppress(OSError):
-            if not self._socket.send_nowait(BlockReturned(number)):
+            if not self._socket.send_nowait(BlockReturned(number), done):
                 # The peer does not read, or a large piece is being sent. There is at most one such thread per block.
-                threading.Thread(target=self._return_later, args=(number,), name="atoll-return", daemon=True).start()
+                later = partial(self._return_later, number, done)
+                threading.Thread(target=later, name="atoll-return", daemon=True).start()
 
-    def _return_later(self, number: int) -> None:
+    def _return_later(self, number: int, done: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
-            self._socket.send(BlockReturned(number))
+            self._socket.send(BlockReturned(number), note=done)
 
     # ---- the end of memory
 

@@ -41,7 +41,7 @@ class SharedMemoryBlock(msgspec.Struct, eq=False):
     size: int  # bytes
     descriptor: int
     memory: mmap.mmap
-    is_announced: bool = False  # whether the receiver has the descriptor
+    is_announced: bool = False  # whether the receiver has the descriptor, or is about to get it
     is_held: bool = False  # whether the receiver has requested the piece in order to hold the block
 
     def view(self) -> memoryview:
@@ -50,6 +50,16 @@ class SharedMemoryBlock(msgspec.Struct, eq=False):
             return memoryview(self.memory)
         except ValueError:  # another thread has closed it
             raise BrokenPipeError("the channel is closed") from None
+
+    def announce(self) -> int:
+        """Return a duplicate of the descriptor, which the caller passes to the receiver and closes.
+
+        From now on, the receiver may return the block, and the pool may free it. The number of the pool's descriptor
+        may then belong to another file of this process before the caller passes it.
+        """
+        duplicate = os.dup(self.descriptor)
+        self.is_announced = True
+        return duplicate
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -135,15 +145,28 @@ class SharedMemoryPool:
         return block
 
     def give_back(self, number: int) -> None:
-        """Make a block available again. Ignore numbers that are not in use, because they come from the peer."""
+        """Make a block available again."""
         with self._available:
-            block = self._used.pop(number, None)
-            if block is not None:
-                if block.is_held:
-                    block.is_held = False
-                    self._held_bytes -= block.size
-                self._free.append(block)
-                self._available.notify_all()  # waiters need different sizes
+            self._give_back(number)
+
+    def returned(self, number: int) -> None:
+        """Make a block available again that the peer returns.
+
+        Ignore numbers of blocks that are not in use, or that the peer has not received, because peers are not trusted.
+        """
+        with self._available:
+            block = self._used.get(number)
+            if block is not None and block.is_announced:
+                self._give_back(number)
+
+    def _give_back(self, number: int) -> None:
+        block = self._used.pop(number, None)
+        if block is not None:
+            if block.is_held:
+                block.is_held = False
+                self._held_bytes -= block.size
+            self._free.append(block)
+            self._available.notify_all()  # waiters need different sizes
 
     def trim(self) -> None:
         """Free all blocks that are not in use."""

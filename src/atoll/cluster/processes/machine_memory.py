@@ -14,7 +14,7 @@ _CACHE = ("inactive_file ", "total_inactive_file ")  # lines of memory.stat: pag
 
 def machine_memory(root: Path = Path("/")) -> int:
     """Return the machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
-    return min((_physical(), *_limits(root)))
+    return min((physical_memory(), *_limits(root)))
 
 
 def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
@@ -23,7 +23,7 @@ def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
     Ignore limits above the machine's memory. Page cache that the kernel can free counts as unused.
     """
     found = []
-    physical = _physical()
+    physical = physical_memory()
     for file in [file for files in group_files(root, _LIMITS) for file in files]:
         text = _read(file)
         if not text.isdecimal() or (limit := int(text)) >= physical:
@@ -36,7 +36,8 @@ def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
     return found
 
 
-def _physical() -> int:
+def physical_memory() -> int:
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
