@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ from atoll.errors import ConnectError, FrameError
 from atoll.transfers import stream_transfers
 from atoll.transfers.channel import MAX_PIECE, DataChannel, Open
 from atoll.transfers.liveness import Alive, Probe
-from atoll.transfers.socket_engine import SocketPiece
+from atoll.transfers.socket_engine import SocketEngine, SocketPiece
 from atoll.transfers.stream_transfers import (
     CHUNK_BYTES,
     Chunk,
@@ -27,6 +29,7 @@ from atoll.transfers.stream_transfers import (
     ReceiveBuffers,
     StreamPiece,
 )
+from atoll.transfers.streams import StreamEngine
 from tests.transfers.ends import SECONDS, Receiver, content, frame, received, tcp_pair
 
 Raw = tuple[socket.socket, DataChannel]
@@ -132,6 +135,32 @@ def test_chunks_that_were_on_their_way_when_their_sender_gave_up_go_nowhere(tcp_
     pieces: list[int] = []
     channel.receive(lambda piece, *_: pieces.append(piece.feed), lambda piece, status: failed.append(status.message))
     assert (pieces, failed) == ([3], ["gone"])
+
+
+def test_a_peer_that_does_not_read_what_its_transfers_cause_ends_the_channel() -> None:
+    class Few(StreamEngine):
+        max_delayed = 100
+
+    mine, theirs = tcp_pair()
+    mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    mine.settimeout(SECONDS)
+    channel = DataChannel(theirs, (Few, SocketEngine))
+    receiver = Receiver(channel)
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            for transfer in range(1, 20_000):
+                mine.sendall(frame(StreamPiece(1, transfer, 1, transfer=transfer)) + frame(Chunk(transfer, 0), b"x"))
+            mine.shutdown(socket.SHUT_WR)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    assert receiver.join() is None
+    channel.close()
+    flooding.join(SECONDS)
+    assert len(receiver.pieces) < 10_000
+    mine.close()
 
 
 def test_announcements_cost_no_memory_before_bytes_come(tcp_raw: Raw) -> None:

@@ -28,6 +28,7 @@ from atoll.transfers.liveness import Liveness
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.stream_transfers import (
     CHUNK_BYTES,
+    MAX_TRANSFERS,
     Chunk,
     Credit,
     GivenUp,
@@ -79,6 +80,9 @@ class StreamEngine(TransferEngine):
         MoreStreams,
     )
     chunk_bytes: ClassVar[int] = CHUNK_BYTES
+    # Frames that wait until the peer reads. A peer causes a few per transfer, and counts a transfer as under way until
+    # it has read the last one.
+    max_delayed: ClassVar[int] = 4 * MAX_TRANSFERS
 
     def __init__(self, socket: FrameSocket, dial_streams: Callable[[bool], None] | None = None) -> None:
         self._socket = socket
@@ -320,6 +324,9 @@ class StreamEngine(TransferEngine):
         self._send_later(frame)
 
     def _send_later(self, frame: msgspec.Struct) -> None:
+        if self._delayed is not None and self._delayed.qsize() >= self.max_delayed:
+            self.abort(ConnectionAbortedError(f"the peer does not read: {self.max_delayed} frames wait for it"))
+            return
         with self._lock:
             if self._closed:
                 return
