@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import resource
+import select
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 from atoll.errors import AtollError, Code, StatusError
 from atoll.peers import listener
 from atoll.peers.data_port import DataPort
-from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
+from atoll.protocol.number_ranges import CALL_FEEDS, CLIENT_FEEDS, HOST_FEEDS, SCRIPT_FEEDS, SPILL_FEEDS
 from atoll.protocol.script_secrets import script_secret
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import MAX_INBOX_BYTES, Inbox
@@ -27,6 +28,7 @@ from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import BlockReturned
 from atoll.transfers.socket_engine import SocketPiece
 from atoll.transfers.stream_transfers import StreamPiece
+from atoll.transfers.streams import MAX_STREAMS
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
@@ -165,6 +167,19 @@ def test_a_sessions_second_channel_takes_the_place_of_its_first(port):
     assert not gone(lambda: [*range(data_port.to_proxy(5) is before)])
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("feed", [-1, CLIENT_FEEDS.stop, SCRIPT_FEEDS.start, SPILL_FEEDS.start, HOST_FEEDS.start])
+def test_a_client_cannot_send_a_feed_with_a_number_that_others_choose(port, feed: int):
+    """The worker would keep any number of such feeds, because it reports only those of clients to the controller."""
+    data_port, arrived, _ = port
+    data_port.open_session(5, "secret five")
+    for sent in (frame(SocketPiece(5, feed, 0)), frame(SocketPiece(5, feed, 2), b"in")):
+        channel = opened(data_port, 5, "secret five")
+        channel._socket._socket.sendall(sent)
+        assert is_closed(channel._socket._socket)
+        channel.close()
+    assert (arrived, data_port.inbox.statistics().feeds) == ([], 0)
 
 
 # ---- connections that do not open
@@ -308,6 +323,29 @@ def test_a_stream_that_is_admitted_before_its_channel_waits_for_it() -> None:
     for each in (stream, channel):
         each.close()
     data_port.close()
+
+
+def test_few_streams_of_a_session_wait_for_a_channel(port) -> None:
+    data_port, _, _ = port
+    data_port.open_session(5, "secret five")
+    data_port.open_session(6, "secret six")
+    streams = [DataChannel.dial(data_port.address) for _ in range(2 * MAX_STREAMS)]
+    for stream in streams:
+        stream.send_opening(Open(5, "secret five", "no channel", "sends"))
+    waiting = [each for each in streams if not closes_within(each, 0.0)]
+    until(lambda: sum(closes_within(each, 0.0) for each in streams) == MAX_STREAMS)
+    assert len(waiting) >= MAX_STREAMS
+    other = DataChannel.dial(data_port.address)
+    other.send_opening(Open(6, "secret six", "no channel", "sends"))
+    assert not closes_within(other, 0.1)
+    for stream in (other, *streams):
+        stream.close()
+
+
+def closes_within(channel: DataChannel, seconds: float) -> bool:
+    """Return whether the other side has closed the channel, or does so within some time."""
+    sock = channel._socket._socket
+    return bool(select.select([sock], [], [], seconds)[0]) and is_closed(sock)
 
 
 LARGE = 300_000  # bytes of a transfer whose end is confirmed

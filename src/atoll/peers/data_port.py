@@ -11,6 +11,7 @@ import enum
 import hmac
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,11 +22,12 @@ from atoll.errors import AtollError, Code, Details, FrameError, Kind, Status, St
 from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
+from atoll.protocol.number_ranges import CLIENT_FEEDS
 from atoll.protocol.script_secrets import script_secret
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.liveness import SILENCE_SECONDS
-from atoll.transfers.streams import STREAM_THRESHOLD
+from atoll.transfers.streams import MAX_STREAMS, STREAM_THRESHOLD
 from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine, group_of
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address, parse_address
@@ -112,6 +114,7 @@ class DataPort:
         self._scripts: dict[int, DataChannel] = {}  # channels that clients' processes have opened themselves
         # By session, opener, and the name that the dialer chose:
         self._named: dict[tuple[int, Opener, str], DataChannel] = {}
+        self._early: Counter[tuple[int, Opener]] = Counter()  # streams that wait for their channel
         self._hosts = HostChannels(on_lost, identity, lambda host: self._watch.add(host))
         self._watch = HostWatch(self._hosts, on_silent)
         self._lease = SILENCE_SECONDS
@@ -257,6 +260,7 @@ class DataPort:
             feeds_only=on_answer is None,
             expects=expects,
             groups=not session,
+            feeds=CLIENT_FEEDS if session else None,
         )
 
     def _name(self, opening: Open, opener: Opener, channel: DataChannel) -> None:
@@ -268,10 +272,14 @@ class DataPort:
 
     def _run_stream(self, opening: Open, opener: Opener, stream: DataChannel) -> None:
         """Serve a further connection of a channel. It was opened with the same secret."""
-        name = (opening.session, opener, opening.channel)
+        name, owner = (opening.session, opener, opening.channel), (opening.session, opener)
         with self._opened:
+            if opener is not Opener.HOST and self._early[owner] >= MAX_STREAMS:
+                raise FrameError(f"{MAX_STREAMS} streams of this session wait for their channel")
+            self._early[owner] += 1
             # If both waited for this host to receive the secret, the stream may be admitted before its channel.
             self._opened.wait_for(lambda: name in self._named or stream.is_closed, NEWS_SECONDS)
+            self._early -= Counter((owner,))
             channel = self._named.get(name)
         if channel is not None:
             channel.run_stream(stream, sends=opening.stream == "receives")

@@ -380,6 +380,7 @@ class DataChannel:
         feeds_only: bool = False,
         expects: Callable[[int, int], bool] | None = None,
         groups: bool = False,
+        feeds: range | None = None,
     ) -> None:
         """Read until the peer closes the channel.
 
@@ -387,12 +388,13 @@ class DataChannel:
         `on_failure` receives pieces that fail; without it, such a piece ends the channel with its StatusError.
         `budget` decides when the bytes of a large piece may arrive. With `feeds_only`, calls and their answers,
         which have no budget, are invalid. If `expects` returns false for the number and the size of a large call
-        or answer, the piece is dropped. Pieces that carry several feeds are invalid unless `groups` is set.
+        or answer, the piece is dropped. Pieces that carry several feeds are invalid unless `groups` is set, and feeds
+        outside of `feeds` if it is given.
 
         Raise TimeoutError if the peer is silent, FrameError if it sends an invalid frame or ends inside a piece, and
         AccessError if it does not trust this side.
         """
-        arrivals = ChannelArrivals(on_piece, on_failure, budget, feeds_only, expects, groups)
+        arrivals = ChannelArrivals(on_piece, on_failure, budget, feeds_only, expects, groups, feeds)
         for engine in self._engines:
             engine.receive_for(arrivals)
         while True:
@@ -436,8 +438,12 @@ class DataChannel:
             return
         if not 0 <= frame.nbytes <= MAX_PIECE:
             raise FrameError(f"a piece of {frame.nbytes} bytes is invalid: a piece has 0 to {MAX_PIECE} bytes")
-        if arrivals.feeds_only and is_call(frame.feed):
-            raise FrameError("this channel carries only feeds, and no calls or answers")
+        feeds = arrivals.feeds
+        if is_call(frame.feed):
+            if arrivals.feeds_only:
+                raise FrameError("this channel carries only feeds, and no calls or answers")
+        elif feeds is not None and frame.feed not in feeds:
+            raise FrameError(f"feed {frame.feed} has a number that this peer may not choose")
         group = group_of(frame)
         if group:
             _check_group(frame, group, arrivals.groups)
@@ -497,9 +503,11 @@ class ChannelArrivals:
         feeds_only: bool = False,
         expects: Callable[[int, int], bool] | None = None,
         groups: bool = False,
+        feeds: range | None = None,
     ) -> None:
         self.take = on_piece
         self.groups = groups
+        self.feeds = feeds
         self._expects = expects
         self.feeds_only = feeds_only
         self._on_failure = on_failure
