@@ -59,13 +59,31 @@ def _process(kind: type[Made], rendezvous: Rendezvous = nowhere) -> tuple[Made, 
 
 
 def test_results_that_are_awaited_may_be_of_any_size_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_INBOX_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_INBOX_BYTES", 1000)
+    process = _process_that_returns(10_000)
+    process._keep(1, np.zeros(10_000, np.uint8))
+    process._keep(2, np.zeros(400, np.uint8))
+    with pytest.raises(FrameError, match="belong to no result"):
+        process._keep(3, np.zeros(100, np.uint8))
+
+
+def test_results_without_bytes_are_bounded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_INBOX_BYTES", 10_000)
+    process = _process_that_returns(0)
+
+    def keep_many() -> None:
+        for feed in range(1000):
+            process._keep(feed, np.zeros(0, np.uint8))
+
+    with pytest.raises(FrameError, match="belong to no result"):
+        keep_many()
+    with pytest.raises(FrameError, match="the contents 0 have arrived twice"):
+        process._keep(0, np.zeros(0, np.uint8))
+
+
+def _process_that_returns(nbytes: int) -> PythonProcess:
     options: Any = None
-    process = PythonProcess("a session", options, nowhere, _ignore, _ignore, lambda: None, lambda: 1000)
-    process._keep(1, np.zeros(1000, np.uint8))
-    process._keep(2, np.zeros(100, np.uint8))
-    with pytest.raises(FrameError, match="1101 bytes that belong to no result"):
-        process._keep(3, np.zeros(1, np.uint8))
+    return PythonProcess("a session", options, nowhere, _ignore, _ignore, lambda: None, lambda: nbytes)
 
 
 def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,8 @@ _NAMES = frozenset(
 _PREFIXES = ("LC_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMEXPR_", "MALLOC_", "TF_CPP_", "XDG_DATA_")
 _INPUT_THREADS = 8
 _END_SECONDS = 1.0
+# Of the record of contents, which may have no bytes.
+_ARRAY_BYTES = 256
 
 # Sends messages or arrays on a link.
 Send = Callable[[PythonLink], None]
@@ -89,7 +91,7 @@ class PythonProcess:
         self._is_over = False  # whether `on_end` was called
         self._expected = expected
         self._contents: dict[int, np.ndarray[Any, Any]] = {}
-        self._held = 0  # bytes of `_contents`
+        self._held = 0  # bytes of `_contents`, with those of the records
         self._outbox: queue.SimpleQueue[Send | None] = queue.SimpleQueue()
         self._inputs = ThreadPoolExecutor(_INPUT_THREADS, f"atoll-python-input-{name}")
         self._process: subprocess.Popen[bytes] | None = None
@@ -218,8 +220,10 @@ class PythonProcess:
         )
 
     def _keep(self, feed: int, contents: np.ndarray[Any, Any]) -> None:
+        if feed in self._contents:
+            raise FrameError(f"the contents {feed} have arrived twice")
         self._contents[feed] = contents
-        self._held += contents.nbytes
+        self._held += contents.nbytes + _ARRAY_BYTES
         if self._held > MAX_INBOX_BYTES and self._held > MAX_INBOX_BYTES + self._expected():
             raise FrameError(f"{self._held} bytes that belong to no result")
 
@@ -228,7 +232,7 @@ class PythonProcess:
         contents = self._contents.pop(feed, None)
         if contents is None:
             raise FrameError(f"the contents {feed} have not arrived")
-        self._held -= contents.nbytes
+        self._held -= contents.nbytes + _ARRAY_BYTES
         return contents
 
     def _send(self, link: PythonLink) -> None:
