@@ -15,7 +15,7 @@ from jax._src.lib import xla_client
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
 from atoll.devices.compilers.compiler_process import CompilerLimits
-from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
+from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer, Output
 from atoll.errors import Code, StatusError
 from tests.devices.compilers import hostile
 from tests.file_limits import no_more_files
@@ -26,6 +26,13 @@ COMPILER = "atoll.devices.xla.compiler:XlaCompiler"
 SECRET = "a token that no compiler process may have"
 GB = 1 << 30
 LIMITS = CompilerLimits(8 * GB, 600, 600)
+
+
+def test_output_that_never_ends_does_not_occupy_the_thread_that_reads_it(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output(os.open("/dev/zero", os.O_RDONLY))
+    assert output.read()
+    output.close()
+    assert 0 < len(capfd.readouterr().err) <= 1 << 16
 
 
 def request(text: str) -> CompileProgram:

@@ -51,6 +51,7 @@ _INHERITED = (
     *("XLA_FLAGS", "JAX_ENABLE_X64", "TF_CPP_MIN_LOG_LEVEL", "NPROC", LOG.variable),
 )
 _PACKET_BYTES = 4096
+_PIPE_BYTES = 1 << 16
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(decodable(FromServer)).decode
 _END_SECONDS = 5.0
@@ -76,8 +77,11 @@ class Output:
         return self._descriptor
 
     def read(self) -> bool:
-        """Read the available output. Return False if the process has closed its end."""
-        while True:
+        """Read the available output, up to what a pipe holds. Return False if the process has closed its end.
+
+        A process that always writes more must not occupy the thread, which handles the ends of all processes.
+        """
+        for _ in range(_PIPE_BYTES // _PACKET_BYTES):
             try:
                 part = os.read(self._descriptor, _PACKET_BYTES)
             except BlockingIOError:
@@ -89,6 +93,7 @@ class Output:
             *lines, self._rest = (self._rest + part).split(b"\n")
             self._rest = self._rest[:_PACKET_BYTES]
             self._lines.extend(each for each in lines if not each.lstrip().startswith(b"@"))
+        return True
 
     def text(self) -> str:
         return b"\n".join((*self._lines, self._rest))[-_MAX_CHARACTERS:].decode(errors="replace").strip()
