@@ -21,6 +21,7 @@ from atoll.transfers.channel import CONTROL, DataChannel
 from atoll.transfers.inbox import Inbox
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS
+from tests.waiting import until
 
 SECRET = "between hosts"
 
@@ -72,6 +73,18 @@ def test_channels_that_are_replaced_are_closed(hosts: HostChannels, addresses: l
             hosts.to(0)
     else:
         assert hosts.to(0) is not channel
+
+
+def test_the_end_of_a_silent_hosts_channel_does_not_make_its_successor_silent(
+    hosts: HostChannels, addresses: list[str]
+) -> None:
+    for _ in range(5):
+        hosts.to(0)
+        hosts.fail(0, "host 0 was silent for 10 s")
+        addresses.reverse()
+        hosts.set_hosts(((0, addresses[0]),), SECRET)
+        until(lambda: all(each.name != "atoll-data-peer" for each in threading.enumerate()))
+        assert not hosts.to(0).is_closed, "it was restarted at another address"
 
 
 def test_a_host_that_cannot_be_reached_is_dialed_again(hosts: HostChannels, addresses: list[str]) -> None:

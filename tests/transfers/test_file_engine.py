@@ -24,7 +24,6 @@ from atoll.transfers.piece_contents import FileContents, read_file
 from atoll.transfers.transfer_engine import Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address
-from tests.conftest import gone
 from tests.transfers.ends import SECONDS, Ends, Receiver, content, is_closed
 from tests.waiting import until
 
@@ -302,7 +301,7 @@ def test_a_file_that_has_waited_and_is_too_much_then_ends_its_channel_alone(
     waiting.wait(4)
     may_end.set()
     assert is_closed(waiting.channel._socket._socket)
-    assert not gone(lambda: [each.name for each in threading.enumerate() if each.name == "atoll-file"])
+    until(lambda: all(each.name != "atoll-file" for each in threading.enumerate()))
     assert errors == []
 
 

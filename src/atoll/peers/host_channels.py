@@ -127,7 +127,10 @@ class HostChannels:
         channel.close()
         if channel.silence is not None:
             with self._lock:
-                self._silent.setdefault(host, f"host {host} is silent")
+                opening = self._channels.get(host)
+                # Otherwise the host has restarted or was reached again meanwhile.
+                if opening is not None and _holds(opening, channel):
+                    self._silent.setdefault(host, f"host {host} is silent")
         if lost:
             self._on_lost(host, lost, str(channel.silence or ""))
 
@@ -159,6 +162,11 @@ def _open(
 
     threading.Thread(target=read_returns, name="atoll-data-peer", daemon=True).start()
     return channel
+
+
+def _holds(opening: Future[DataChannel], channel: DataChannel) -> bool:
+    """Return whether this channel was opened."""
+    return opening.done() and opening.exception() is None and opening.result() is channel
 
 
 def _close(openings: Iterable[Future[DataChannel]]) -> None:
