@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import Compile, LibraryTarget
 from atoll.worker.host_libraries import MAX_PER_SESSION, HostLibraries
+from tests.waiting import until
 
 
 class Loader:
@@ -95,6 +97,16 @@ def test_a_library_that_never_arrives_is_named_at_the_deadline() -> None:
     status = outcomes.get(timeout=60)
     assert status.code == Code.DEADLINE_EXCEEDED
     assert wanted.library[:12] in status.message
+
+
+def test_programs_whose_libraries_have_arrived_leave_no_thread() -> None:
+    before, libraries = threading.active_count(), HostLibraries(Loader())
+    outcomes: list[Status] = []
+    for _ in range(3):
+        libraries.when_loaded(compile_(), [target(b"library")], outcomes.append)
+    libraries.load(compile_(), b"library")
+    assert outcomes == [Status()] * 3
+    until(lambda: threading.active_count() <= before)
 
 
 def test_the_libraries_of_a_session_are_bounded() -> None:

@@ -21,11 +21,19 @@ _Key = tuple[str, str]  # tenant and hash
 
 
 class _Waiting:
-    """A program that waits for libraries. `then` is called once."""
+    """A program that waits for libraries. `then` is called once. `timer` calls `time_out(self)` if they are late."""
 
-    def __init__(self, missing: set[_Key], then: Callable[[Status], None]) -> None:
+    def __init__(
+        self,
+        missing: set[_Key],
+        then: Callable[[Status], None],
+        seconds: float,
+        time_out: Callable[[_Waiting], None],
+    ) -> None:
         self.missing = missing
         self.then = then
+        self.timer = threading.Timer(seconds, time_out, (self,))
+        self.timer.daemon = True
 
 
 class HostLibraries:
@@ -73,12 +81,11 @@ class HostLibraries:
         """
         self._permitted(message)
         with self._lock:
-            waiting = _Waiting({(message.tenant, each.library) for each in targets} - self._loaded, then)
-            if waiting.missing:
+            missing = {(message.tenant, each.library) for each in targets} - self._loaded
+            if missing:
+                waiting = _Waiting(missing, then, self._wait_seconds, self._time_out)
+                waiting.timer.start()
                 self._waiting.append(waiting)
-                timer = threading.Timer(self._wait_seconds, self._time_out, (waiting,))
-                timer.daemon = True
-                timer.start()
                 return
         then(OK)
 
@@ -114,6 +121,8 @@ class HostLibraries:
                 each.missing.discard(key)
             ready = [each for each in concerned if not each.missing or not status.ok]
             self._waiting = [each for each in self._waiting if each not in ready]
+        for each in ready:
+            each.timer.cancel()  # otherwise its thread would stay until the end of the time
         return [each.then for each in ready]
 
     def _time_out(self, waiting: _Waiting) -> None:
