@@ -13,7 +13,7 @@ from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
-from atoll.errors import OK, Code, StatusError
+from atoll.errors import MAX_TEXT, OK, Code, StatusError
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import (
     CloseWorld,
@@ -26,7 +26,9 @@ from atoll.protocol.messages import (
     WorkerQuery,
 )
 from atoll.transfers.inbox import Inbox
-from atoll.worker import host_functions
+from atoll.wire.framing import MAX_FRAME
+from atoll.worker import host_functions, query_answers
+from atoll.worker.compile_results import MAX_INFO_BYTES, MAX_TITLE
 from atoll.worker.compilers import Compilers
 from atoll.worker.function_records import Pending
 from atoll.worker.host_functions import HostFunctions
@@ -196,6 +198,28 @@ def test_a_worker_answers_each_kind_of_query_but_profiles_which_take_long(host: 
     assert json.loads(answers.answer(WorkerQuery(ALICE, 2, QueryKind.MEMORY, "", memory)))["bytes_limit"] == 7
     with pytest.raises(StatusError, match="compiled function b is not on this host"):
         answers.answer(WorkerQuery(ALICE, 3, QueryKind.COST, "b", b""))
+
+
+def test_a_worker_sends_no_answer_that_ends_its_connection(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert query_answers.MAX_ANSWER_BYTES + MAX_TEXT < MAX_FRAME
+    monkeypatch.setattr(query_answers, "MAX_ANSWER_BYTES", 10)
+    host.compile(ALICE, "step", "a")
+    with pytest.raises(StatusError, match=r"RESOURCE_EXHAUSTED: the answer has [0-9,]+ bytes: at most 10 are allowed"):
+        QueryAnswers(host.backend, host.functions).answer(WorkerQuery(ALICE, 1, QueryKind.COST, "a", b""))
+
+
+def test_a_function_with_a_description_that_ends_the_workers_connection_fails(host: Host) -> None:
+    assert MAX_INFO_BYTES + 4 * MAX_TITLE + MAX_TEXT < MAX_FRAME
+    host.inbox.put(ALICE, 0, NullProgram("n" * MAX_INFO_BYTES, 0.0, (), ()).source())
+    host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
+    host.compile(ALICE, "n" * 2 * MAX_TITLE, "b")
+    too_large, other = host.compiled
+    assert too_large.status.code == Code.RESOURCE_EXHAUSTED
+    assert "the description of nnn" in too_large.status.message
+    assert (too_large.info, too_large.name) == (b"", "")
+    assert other.status.ok
+    assert other.name == "n" * MAX_TITLE
+    assert host.functions.records.loaded("a") is None
 
 
 def test_a_query_of_an_unknown_kind_is_not_decoded() -> None:

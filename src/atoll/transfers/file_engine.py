@@ -97,8 +97,10 @@ class FileEngine(TransferEngine):
             return self._contents(descriptor, frame.nbytes), nothing_to_release
         if len(self._waiting) >= self.max_waiting:
             if not self.has_memory(frame.nbytes):
-                text = f"{self.max_waiting} files wait at this host, which has too little memory for one more"
-                raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+                raise StatusError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"{self.max_waiting} files wait at this host, which has too little memory for one more",
+                )
             return self._contents(descriptor, frame.nbytes), nothing_to_release
         if not self._may_come(frame, descriptor):
             return None

@@ -16,6 +16,9 @@ from atoll.worker.function_records import Function
 
 # The report about an IFRT IR program, which the controller forwards.
 MAX_OUTLINE_BYTES = 4 << 20
+# The report about a function, which is sent in one frame (`wire.framing`), and its name in there for operators.
+MAX_INFO_BYTES = 32 << 20
+MAX_TITLE = 1024
 # Memory of a function on each device.
 MAX_BYTES = 1 << 61
 
@@ -35,10 +38,10 @@ class CompileResult(msgspec.Struct, frozen=True):
         return replace(self, status=status, function=None, info=None)
 
     def checked(self) -> CompileResult:
-        """Return the result, which has failed if no device can run the function."""
+        """Return the result, which has failed if no device can run the function, or the report is too large."""
         if self.function is None or self.info is None:
             return self
-        problem = _size_problem(self.function.loaded, self.info)
+        problem = _size_problem(self.function.loaded, self.info) or _report_problem(self.info)
         return self if problem is None else self.failed(problem)
 
 
@@ -53,7 +56,7 @@ def compiled(name: str, result: CompileResult, info: bytes = b"", title: str = "
         result.cached,
         0 if function is None else function.loaded.scratch_bytes,
         function is not None and bool(function.callbacks),
-        title,
+        title[:MAX_TITLE],
         result.crashed,
         function is not None and function.is_apart,
     )
@@ -71,6 +74,18 @@ def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
     found = f"{loaded.scratch_bytes} bytes while it runs, and {largest} bytes for its largest output"
     text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MAX_BYTES - 1} are possible"
     return Status(int(Code.RESOURCE_EXHAUSTED), text)
+
+
+def _report_problem(info: FunctionInfo) -> Status | None:
+    """Return why the report cannot be sent, or None. The connection to the controller would end at a larger frame."""
+    size = len(msgspec.msgpack.encode(info))
+    if size <= MAX_INFO_BYTES:
+        return None
+    return Status(
+        int(Code.RESOURCE_EXHAUSTED),
+        f"the description of {info.name[:200]} has {size:,} bytes: at most {MAX_INFO_BYTES:,} are allowed. Give the "
+        "program a shorter name, or fewer parameters and outputs",
+    )
 
 
 def outlined(program: OutlinedProgram) -> FunctionInfo:

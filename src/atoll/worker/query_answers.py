@@ -9,9 +9,12 @@ import msgspec
 from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.decodable import decodable
 from atoll.devices.device import DeviceBackend
+from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.worker.host_functions import HostFunctions
 
+# An answer, such as the text of a program, which is sent in one frame (`wire.framing`).
+MAX_ANSWER_BYTES = 32 << 20
 _array_kind = msgspec.msgpack.Decoder(decodable(m.ArrayKind)).decode
 _device_memory = msgspec.msgpack.Decoder(decodable(m.DeviceMemory)).decode
 
@@ -25,7 +28,11 @@ class QueryAnswers:
 
     def answer(self, query: m.WorkerQuery) -> bytes:
         """Return the answer to a query of a kind in `ANSWERS`. Raise StatusError."""
-        return ANSWERS[query.what](self, query)
+        answer = ANSWERS[query.what](self, query)
+        if len(answer) > MAX_ANSWER_BYTES:
+            text = f"the answer has {len(answer):,} bytes: at most {MAX_ANSWER_BYTES:,} are allowed"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+        return answer
 
     def _layout(self, query: m.WorkerQuery) -> bytes:
         kind = _array_kind(query.payload)
