@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -361,6 +363,35 @@ def settings_in_callbacks() -> list[str]:
 
 def test_callbacks_on_one_device_have_the_settings_of_the_thread_that_calls(atoll_python: RemotePython) -> None:
     assert atoll_python.call(settings_in_callbacks) == ["strict", "standard", "strict", "standard"]
+
+
+def contexts_in_callbacks() -> tuple[list[str], bool]:
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default="default")
+    seen = []
+
+    class Value:
+        pass
+
+    def look(x: Any) -> Any:
+        seen.append(f"{type(variable.get()).__name__} {np.geterr()['divide']}")
+        return np.asarray(x)
+
+    function = jax.jit(lambda x: io_callback(look, same_type(x), x))
+    token = variable.set(Value())
+    value = weakref.ref(variable.get())
+    with np.errstate(divide="raise"):
+        function(jnp.float32(1))
+    variable.reset(token)
+    del token
+    gone = value() is None
+    function(jnp.float32(1))
+    return seen, gone
+
+
+def test_callbacks_on_one_device_have_the_context_of_the_thread_that_calls(atoll_python: RemotePython) -> None:
+    seen, gone = atoll_python.call(contexts_in_callbacks)
+    assert seen == ["Value raise", "str warn"]
+    assert gone
 
 
 def callables_that_are_left() -> int:

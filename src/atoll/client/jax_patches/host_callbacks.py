@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any
@@ -80,9 +81,10 @@ def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
 # script's next output, and the call raises the callbacks' exceptions. On all other devices the call does not wait.
 #
 # Stock JAX also runs these callbacks on the thread of the caller: they see the meshes, the default device and all other
-# settings that the thread has set using `with`. With Atoll they run on other threads while the caller waits, but get
-# the caller's settings. If two threads call one executable at the same time, the callbacks of both get the settings of
-# the later caller. Ctrl-C ends the call, but not its callback.
+# settings that the thread has set using `with`, and its context variables, such as that of `numpy.errstate`. With Atoll
+# they run on other threads while the caller waits, but get the caller's settings and a copy of its context. If two
+# threads call one executable at the same time, the callbacks of both get those of the later caller. Ctrl-C ends the
+# call, but not its callback.
 
 # Keyed by the executable's id: executables do not support weak references. The executable's callables keep the callers.
 _callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
@@ -96,11 +98,11 @@ def _runs_in_the_call(executable: Any) -> bool:
 
 
 def _recording_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
-    """Record the thread's settings before the call."""
+    """Record the thread's settings and its context before the call."""
 
     def _add_tokens_to_inputs(executable: Any, input_bufs: Any) -> Any:
         if _runs_in_the_call(executable) and (caller := _callers.get(id(executable.xla_executable))) is not None:
-            caller.settings = settings()
+            caller.begin()
         return add_tokens(executable, input_bufs)
 
     return _add_tokens_to_inputs
@@ -109,7 +111,13 @@ def _recording_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
 def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
     def _handle_token_bufs(executable: Any, token_bufs: Any, sharded_token: Any) -> Any:
         if _runs_in_the_call(executable):
-            wait_interruptibly(sharded_token.get_token(0).block_until_ready)
+            caller = _callers.get(id(executable.xla_executable))
+            context = None if caller is None else caller.context
+            try:
+                wait_interruptibly(sharded_token.get_token(0).block_until_ready)
+            finally:
+                if caller is not None:
+                    caller.end(context)
         return handle_tokens(executable, token_bufs, sharded_token)
 
     return _handle_token_bufs
@@ -168,19 +176,31 @@ def _set(setting: Any, value: Any) -> Any:
 
 
 class Caller:
-    """The settings of the thread that called an executable last."""
+    """The settings and the context of the thread that called an executable last.
+
+    The context keeps the objects of its variables alive, so it is dropped when the call ends.
+    """
 
     def __init__(self) -> None:
         self.settings: Settings = ()
+        self.context: Context | None = None
+
+    def begin(self) -> None:
+        """Record those of this thread, which is about to call the executable."""
+        self.settings, self.context = settings(), copy_context()
+
+    def end(self, context: Context | None) -> None:
+        """Drop `context` unless a later call has recorded another one."""
+        if self.context is context:
+            self.context = None
 
     def bind(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(callback)
         def call(*arguments: Any) -> Any:
-            chosen = self.settings
-            if not chosen:
-                return callback(*arguments)
-            with within(chosen):
-                return callback(*arguments)
+            chosen, context = self.settings, self.context
+            with within(chosen) if chosen else contextlib.nullcontext():
+                # One context cannot be entered by two callbacks at the same time.
+                return callback(*arguments) if context is None else context.copy().run(callback, *arguments)
 
         return call
 
