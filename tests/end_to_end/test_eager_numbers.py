@@ -34,6 +34,12 @@ def in_transformations() -> Any:
     return str(jax.make_jaxpr(lambda y: y + x * 5)(x)), float(jax.grad(lambda y: y * (x * 5) * 5)(x))
 
 
+def lines() -> str:
+    """Return a trace with the source line of each operation, all of which use untraced arrays."""
+    ones = jnp.ones(3, jnp.float32)
+    return jax.make_jaxpr(lambda y: 2 / ones + ones * y)(ones).pretty_print(source_info=True)
+
+
 def with_checks() -> list[str]:
     """Return which operations are errors, after JAX has left checks off in this thread and has used the numbers."""
     ones = jnp.ones(2, jnp.float32)
@@ -89,6 +95,10 @@ def test_the_results_are_those_of_stock_jax(
 
 def test_traces_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
     same_as_stock(in_transformations)
+
+
+def test_source_lines_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
+    same_as_stock(lines)
 
 
 def test_forbidden_results_are_found_as_by_stock_jax(same_as_stock: Callable[..., None]) -> None:

@@ -6,6 +6,8 @@ first client.
 
 from __future__ import annotations
 
+import os
+
 from atoll.client.deferred_interrupts import deferred_interrupts
 from atoll.client.jax_patches import (
     buffer_protocol,
@@ -93,4 +95,9 @@ def install() -> tuple[Patch, ...]:
 
         with deferred_interrupts():  # otherwise the next call would install some patches twice
             _installed = patch.install(PATCHES, jax.__version_info__)
+            if _installed:
+                from atoll.client.jax_internals import leave_out_of_tracebacks
+
+                # Replaced functions are on the stack while JAX records the user's line, or between it and an error.
+                leave_out_of_tracebacks(os.path.join(os.path.dirname(os.path.dirname(__file__)), ""))
     return _installed
