@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -98,11 +99,12 @@ def test_a_large_array_on_one_device_is_cut_for_others(python: RemotePython, fir
 
 def under(setting: str) -> Any:
     x = made("float32")
-    with getattr(jax, setting)() if setting == "disable_jit" else jax.debug_nans(True):
-        return np.asarray(jax.device_put(x.at[0, 0].set(0), on(0, "y")))
+    x = x.at[0, 0].set(0)
+    with jax.disable_jit() if setting == "disable_jit" else getattr(config, setting)(True):
+        return np.asarray(jax.device_put(x, on(0, "y")))
 
 
-@pytest.mark.parametrize("setting", ["disable_jit", "debug_nans"])
+@pytest.mark.parametrize("setting", ["disable_jit", "debug_nans", "no_tracing", "no_execution"])
 def test_settings_that_are_about_computations_leave_it_to_jax(python: RemotePython, setting: str) -> None:
     assert_same(python.call(under, setting), under(setting))
 

@@ -64,6 +64,11 @@ def leave_out_of_tracebacks(path: str) -> None:
 leave_out_of_tracebacks(__file__)
 
 
+def forbids_computations() -> bool:
+    """Return whether the user forbids new traces or runs of computations (jax_no_tracing, jax_no_execution)."""
+    return bool(_config.no_tracing.value or _config.no_execution.value)
+
+
 def line() -> str:
     """Return the innermost line of the user's code on the stack, as `file:line:column (function)`."""
     return str(source_info_util.summarize(source_info_util.current()))

@@ -193,7 +193,7 @@ def _may_reshard(x: Any, sharding: Any) -> bool:
         return False
     if source[0].client is not target[0].client:
         return False
-    if jax.config.jax_disable_jit or internals.needs_check_special():
+    if jax.config.jax_disable_jit or internals.needs_check_special() or internals.forbids_computations():
         return False
     return not internals.has_partial_sums(x.sharding, x.ndim)
 
