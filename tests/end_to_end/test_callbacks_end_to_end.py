@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import dispatch
+from jax._src import config, dispatch
 from jax.experimental import checkify, io_callback
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -363,6 +363,15 @@ def settings_in_callbacks() -> list[str]:
 
 def test_callbacks_on_one_device_have_the_settings_of_the_thread_that_calls(atoll_python: RemotePython) -> None:
     assert atoll_python.call(settings_in_callbacks) == ["strict", "standard", "strict", "standard"]
+
+
+def called_with_a_guard_of_threads() -> float:
+    with config.thread_guard(True):
+        return float(jax.jit(doubled)(jnp.float32(1)))
+
+
+def test_a_guard_of_threads_does_not_forbid_callbacks(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(called_with_a_guard_of_threads) == 2
 
 
 def contexts_in_callbacks() -> tuple[list[str], bool]:

@@ -71,4 +71,5 @@ def _settings(count: int) -> tuple[Any, ...]:
     modules = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("jax._src.")]
     others = [each for variables in modules for each in list(variables.values()) if isinstance(each, _Config)]
     users = [each._obj for each in gc.get_objects() if type(each) is _config.UserConfig]
-    return tuple(dict.fromkeys((*_config.config_states.values(), *others, *users)))
+    every = dict.fromkeys((*_config.config_states.values(), *others, *users))
+    return tuple(each for each in every if each is not _config.thread_guard)  # it names the thread that sets it

@@ -142,7 +142,8 @@ Settings = tuple[tuple[Any, Any], ...]
 def _all_settings() -> tuple[Any, ...]:
     from jax._src import config
 
-    return tuple(each for each in vars(config).values() if isinstance(each, config.config_ext.Config))
+    every = (each for each in vars(config).values() if isinstance(each, config.config_ext.Config))
+    return tuple(each for each in every if each is not config.thread_guard)  # it names the thread that sets it
 
 
 def settings() -> Settings:
