@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from atoll.errors import OK, FrameError, StatusError
-from atoll.host_services.python.python_link import PythonLink, view
+from atoll.host_services.python.python_link import MAX_MESSAGE_BYTES, PythonLink, view
 from atoll.protocol.messages import python_messages as m
 
 STRINGS = np.array(["a", "", "größer"], dtype=np.dtypes.StringDType())
@@ -111,3 +111,19 @@ def test_a_message_that_is_none_ends_the_link(ends):
     process.send(m.Drop("a worker sends this, a process does not"))
     with pytest.raises(FrameError, match="not a message"):
         worker.receive(lambda message: None, lambda feed, contents: None)
+
+
+def test_a_message_has_a_lower_limit_than_contents(ends):
+    """The worker would decode it for as long as it has objects, while its other threads wait."""
+    worker, process = ends
+    read(process)
+    contents: list[int] = []
+
+    def send() -> None:
+        process.send_array(1, np.zeros(MAX_MESSAGE_BYTES + 1, np.uint8))
+        process.send(m.Returned(1, OK, ((),) * MAX_MESSAGE_BYTES))
+
+    threading.Thread(target=send, daemon=True).start()
+    with pytest.raises(FrameError, match=f"more than {MAX_MESSAGE_BYTES}"):
+        worker.receive(lambda message: None, lambda feed, content: contents.append(content.nbytes), 1 << 30)
+    assert contents == [MAX_MESSAGE_BYTES + 1]

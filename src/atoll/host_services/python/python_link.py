@@ -26,6 +26,9 @@ from atoll.wire.framing import NO_MESSAGE
 
 # The link uses the session number of a piece to distinguish messages, contents, and contents that are not copied.
 _MESSAGE, _CONTENTS, _IN_PLACE = 0, 1, 2
+# Limit for a message of an untrusted peer, which has numbers of results, or the text of an error. The time to decode
+# a message grows with its number of objects, and blocks all threads of the worker.
+MAX_MESSAGE_BYTES = 4 << 20
 _encode = msgspec.msgpack.Encoder().encode
 Bytes = np.ndarray[Any, Any]
 
@@ -67,8 +70,8 @@ class PythonLink:
         Args:
             on_message: Called with each message.
             on_contents: Called with the feed and the contents of each array.
-            max_bytes: Maximum size of a piece from an untrusted peer. None for a trusted peer, which may send contents
-                that are used without a copy.
+            max_bytes: Maximum size of contents from an untrusted peer, whose messages have `MAX_MESSAGE_BYTES` at most.
+                None for a trusted peer, which may send contents that are used without a copy.
             memory: Allocates memory for a copy. Contents are copied because the peer could change them later.
 
         Raises FrameError if a piece is invalid or larger than `max_bytes`.
@@ -79,9 +82,12 @@ class PythonLink:
                 on_contents(piece.feed, lent(content, piece.nbytes, done))
                 return
             try:
-                if max_bytes is not None and memoryview(content).nbytes > max_bytes:
-                    raise FrameError(f"{memoryview(content).nbytes} bytes in one piece, more than {max_bytes}")
-                if piece.session in (_CONTENTS, _IN_PLACE):
+                is_message = piece.session not in (_CONTENTS, _IN_PLACE)
+                if max_bytes is not None:
+                    limit = min(max_bytes, MAX_MESSAGE_BYTES) if is_message else max_bytes
+                    if memoryview(content).nbytes > limit:
+                        raise FrameError(f"{memoryview(content).nbytes} bytes in one piece, more than {limit}")
+                if not is_message:
                     copy = memory(memoryview(content).nbytes)
                     copy[...] = np.frombuffer(content, np.uint8)
                     on_contents(piece.feed, copy)
