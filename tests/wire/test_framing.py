@@ -201,6 +201,24 @@ def test_limits_of_an_untrusted_peer_go_by_the_tags_of_messages(cut: int) -> Non
     }
 
 
+@pytest.mark.parametrize("tag", [b"\xce\0\0\0\x2a", b"\xd0\x2a", b"\xd1\0\x2a", b"\xcf" + bytes(7) + b"\x2a"])
+def test_no_form_of_a_tag_hides_it_from_its_limit(tag: bytes) -> None:
+    class Small(msgspec.Struct, array_like=True, tag=42):
+        content: bytes
+
+    def refused(body: bytes) -> bool:
+        assert msgspec.msgpack.decode(body, type=Small) == Small(bytes(500))
+        decoder = FrameDecoder(Small)
+        decoder.set_limits(FrameLimits({42: 100}, 1000))
+        with pytest.raises(FrameError, match="over the limit"):
+            list(decoder.feed(memoryview(frame_header(len(body)) + body)))
+        return True
+
+    content = msgspec.msgpack.encode(bytes(500))
+    assert refused(b"\x92" + tag + content)
+    assert refused(b"\xdd\0\0\0\x02\x2a" + content)
+
+
 def test_the_decoder_of_a_connection_leaves_nothing_for_the_garbage_collector() -> None:
     FrameDecoder(Note | Count)
     gc.collect()

@@ -173,7 +173,7 @@ class FrameDecoder:
         limits = self._limits
         if limits is not None and not length & _KINDS:
             tag = _tag_of(content)
-            if tag is None or length <= limits.by_tag.get(tag, limits.others):
+            if tag is None or (tag >= 0 and length <= limits.by_tag.get(tag, limits.others)):
                 return 0, length
             raise FrameError(f"a frame of {length} bytes is over the limit of its message")
         if length & _PIECE:
@@ -263,7 +263,11 @@ class PieceBuffer:
 
 
 def _tag_of(content: memoryview) -> int | None:
-    """Return the tag of a message, None if too little of the message has arrived, or -1 if it has no tag."""
+    """Return the tag of a message, or None if too little of the message has arrived.
+
+    Return -1 if the message does not begin as senders encode it. msgspec also decodes longer forms of a tag, in which a
+    peer could hide it from its limit.
+    """
     if len(content) < _TAG_BYTES:
         return None
     if content[0] & 0xF0 == 0x90:
