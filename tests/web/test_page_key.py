@@ -59,6 +59,12 @@ def test_without_the_key_nobody_sees_the_page():
     assert ask(cookie="\x00;;=")[0]["status"] == 403
 
 
+def test_an_invalid_origin_is_that_of_another_site():
+    for origin in ("http://[", "http://[x]"):
+        assert ask(method="POST", origin=origin, host="x")[0]["status"] == 403
+        assert ask(kind="websocket", origin=origin, host="x")[0]["type"] == "websocket.close"
+
+
 def test_a_probe_needs_no_key_and_learns_only_that_the_server_answers():
     start, body = ask(HEALTH)
     assert (start["status"], body["body"]) == (200, b"ok\n")

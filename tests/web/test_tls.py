@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from atoll.errors import AccessError, AddressError
 from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
-from atoll.web.metrics_server import serve_metrics
+from atoll.web import metrics_server
+from atoll.web.metrics_server import MAX_PER_ADDRESS, serve_metrics
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls, page_tls, tls_of_files
 from atoll.wire.address import parse_address
@@ -86,6 +87,20 @@ def test_who_believes_the_authority_is_served_and_who_does_not_is_not():
             met(port, authority, "127.0.0.2")
         with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|unable to get local issuer"):
             met(port, CertificateAuthority.make("another's"))
+
+    scraped(page_of(authority), ask)
+
+
+def test_handshakes_of_scrapers_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics_server, "_REQUEST_SECONDS", _SECONDS)
+    authority = known_authority()
+
+    def ask(port: int) -> None:
+        flood = [socket.create_connection(("127.0.0.1", port), _SECONDS) for _ in range(MAX_PER_ADDRESS + 1)]
+        assert flood[0].recv(1) == b""
+        met(port, authority)
+        for each in flood:
+            each.close()
 
     scraped(page_of(authority), ask)
 

@@ -12,6 +12,7 @@ from atoll.telemetry.metrics import exposition
 from atoll.web.page_key import METRICS, has_key
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
+from atoll.web.tls_handshake import TlsHandshake
 from atoll.wire.address import Address
 from atoll.wire.sockets import bind, cannot_listen, peer_of
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -49,14 +50,14 @@ async def serve_metrics(
         open_.remove(connection)
         writer.close()
 
+    def stream() -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(_MAX_BYTES), serve)
+
+    def accepted() -> asyncio.Protocol:
+        return TlsHandshake(tls.context, stream, open_) if tls else stream()
+
     sock = listening_socket(address)
-    server = await asyncio.start_server(
-        serve,
-        sock=sock,
-        limit=_MAX_BYTES,
-        ssl=tls.context if tls else None,
-        ssl_handshake_timeout=_REQUEST_SECONDS if tls else None,
-    )
+    server = await asyncio.get_running_loop().create_server(accepted, sock=sock)
     listening(sock.getsockname()[1])
     async with server, asyncio.TaskGroup() as tasks:
         if tls:

@@ -140,7 +140,10 @@ def _is_own(scope: Scope) -> bool:
     origin = _header(scope, b"origin")
     if not origin or scope.get("method") in ("GET", "HEAD"):
         return True
-    where = urlsplit(origin).netloc  # "" for the opaque origin of a sandboxed frame
+    try:
+        where = urlsplit(origin).netloc  # "" for the opaque origin of a sandboxed frame
+    except ValueError:
+        return False
     return bool(where) and where in (_header(scope, b"host"), _header(scope, b"x-forwarded-host"))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,6 +19,7 @@ from atoll.web.page_key import METRICS, KeyGuard
 from atoll.web.pages import register_pages
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
+from atoll.web.tls_handshake import TlsHandshake
 from atoll.wire.address import Address
 from atoll.wire.sockets import peer_of
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -55,7 +58,7 @@ async def serve_page(
         binding_refresh_interval=None,
     )
     open_paths = frozenset({METRICS}) if address.is_local else frozenset[str]()
-    connections = PageConnections()
+    connections = PageConnections(context=tls.context if tls else None)
     guard = KeyGuard(
         app, key, f"atoll-key-{port}", open_paths, is_secure=tls is not None, on_admitted=connections.admit
     )
@@ -70,7 +73,6 @@ async def serve_page(
         timeout_graceful_shutdown=_END_SECONDS,
     )
     config.load()
-    config.ssl = tls.context if tls else None
     renewing = asyncio.create_task(tls.keep_new()) if tls else None
     listening(port)
     server = uvicorn.Server(config)
@@ -89,16 +91,20 @@ async def serve_page(
 class PageConnections:
     """The server's connections whose browser has not shown the key, bounded per address, in total and in time.
 
-    uvicorn creates its connections with `protocol`.
+    uvicorn creates its connections with `protocol`. With a `context`, they use TLS.
     """
 
-    def __init__(self, unauthenticated: UnauthenticatedConnections | None = None) -> None:
+    def __init__(
+        self, unauthenticated: UnauthenticatedConnections | None = None, context: ssl.SSLContext | None = None
+    ) -> None:
         self._unauthenticated = unauthenticated or UnauthenticatedConnections(MAX_IN_ALL, MAX_PER_ADDRESS, SECONDS)
+        self._context = context
         self._open: dict[Any, _Connection] = {}  # per address and port of the peer
 
-    def protocol(self, *arguments: Any, **options: Any) -> H11Protocol:
+    def protocol(self, *arguments: Any, **options: Any) -> asyncio.Protocol:
         """Create a connection with uvicorn's arguments."""
-        return _Connection(self, *arguments, **options)
+        make = partial(_Connection, self, *arguments, **options)
+        return make() if self._context is None else TlsHandshake(self._context, make, self._unauthenticated)
 
     def admit(self, client: Any) -> None:
         """Keep this peer's connection: it has shown the key, or requests a public path."""
