@@ -294,6 +294,12 @@ def test_a_desk_signs_nothing_but_proper_requests() -> None:
     assert isinstance(issuer.answer(Enroll("client", "x", "", good)), NotEnrolled)
 
 
+@pytest.mark.parametrize("name", ["é" * 64, "\U0001f600" * 64, "the host agent of " + "機" * 40, "a" * 100, "\0", ""])
+def test_a_process_may_have_any_name(name: str) -> None:
+    request = Enroll("client", name, TOKENS[Role.CLIENT], signing_request(make_key(), name))
+    assert isinstance(CertificateIssuer(AUTHORITY, DIGESTS).answer(request), Enrolled)
+
+
 def test_without_tokens_of_its_roles_a_desk_lets_nobody_join() -> None:
     issuer = CertificateIssuer(AUTHORITY, {Role.CLIENT: "", Role.HOST: ""})
     assert isinstance(issuer.answer(Enroll("client", "x", "", signing_request(make_key(), "x"))), NotEnrolled)

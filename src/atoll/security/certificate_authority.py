@@ -28,7 +28,7 @@ _AUTHORITY_SECONDS = 20 * 365 * 24 * 3600.0
 # A clock may be set back, by any amount, after a certificate was issued. The operator must be able to stop the cluster.
 _VALID_FROM = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW_SECONDS = 3600.0  # certificates for browsers, which limit their duration, are valid from this long ago
-_MAX_NAME = 64  # characters of a common name
+_MAX_NAME = 64  # bytes of a common name in UTF-8
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -210,8 +210,9 @@ def _now() -> datetime:
 
 
 def _named(name: str) -> x509.Name:
-    printable = "".join(each if each.isprintable() else "?" for each in name)[:_MAX_NAME] or "Atoll"
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, printable)])
+    printable = "".join(each if each.isprintable() else "?" for each in name[:_MAX_NAME])
+    short = printable.encode()[:_MAX_NAME].decode(errors="ignore") or "Atoll"
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, short)])
 
 
 def _general_name(host: str) -> x509.GeneralName:
