@@ -1,7 +1,8 @@
-"""Tests of the time limit of the connection to a compiler process."""
+"""Tests of the connection to a compiler process: its time limit, and the end of the process."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.devices.compilers import compiler_messages
-from atoll.devices.compilers.compiler_messages import Begun, CompilerLink, TimeLimit
+from atoll.devices.compilers.compiler_messages import Begun, CompileProgram, CompilerLink, Ended, TimeLimit
+from atoll.devices.compilers.compiler_process import CompilerLimits
+from atoll.devices.compilers.compiler_server import CompilerCrashedError, CompilerProcess, Output
 
 Links = tuple[CompilerLink[Begun], CompilerLink[Begun]]
 
@@ -67,3 +70,16 @@ def test_the_time_for_which_the_worker_is_stopped_hardly_counts(links: Links, mo
         links[1].send(Begun("f", "line"))
         links[0].receive(limit)
     assert limit.left == 600.0 - 20 * TimeLimit.STEP_SECONDS
+
+
+def test_a_process_that_a_signal_without_a_name_has_ended_fails_its_compilation_only(links: Links) -> None:
+    readable, writable = os.pipe()
+    limits = CompilerLimits(1 << 30, 600, 600)
+    process = CompilerProcess(1, links[0], Output(readable), limits, lambda number: None)
+    links[1].close()
+    process.ended(Ended(1, -40, 0))
+    with pytest.raises(CompilerCrashedError) as caught:
+        process.compile(CompileProgram(b"", b"", 1, 1, "cpu"), None, "f")
+    assert caught.value.status.message == "f cannot be compiled: the compiler process ended by signal 40"
+    for descriptor in (readable, writable):
+        os.close(descriptor)

@@ -260,6 +260,11 @@ def describe_exit(status: int) -> str:
         return "a bug ended it: see its log"
     if status >= 0:
         return f"exit status {status}"
+    return f"killed by {signal_name(-status)}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or "signal 40" for one that Python does not name, such as a real-time signal."""
     with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-status).name}"
-    return f"killed by signal {-status}"
+        return signal.Signals(number).name
+    return f"signal {number}"

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.environment_variables import LOG
+from atoll.cluster.processes.child import signal_name
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.processes.process_table import cpu_ticks
@@ -199,7 +200,7 @@ class CompilerProcess:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, seconds_text(self._limits.seconds, "CPU time"))
         if end.status < 0 and end.max_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, memory_text(self._limits.memory_bytes))
-        how = f"ended by {signal.Signals(-end.status).name}" if end.status < 0 else f"exited with {end.status}"
+        how = f"ended by {signal_name(-end.status)}" if end.status < 0 else f"exited with {end.status}"
         how += self._kills.note(end.status)
         text = self.output.text()
         quoted = f"; its last lines:\n{text}" if text else ""
