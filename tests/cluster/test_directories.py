@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from atoll.cluster.directories import (
     logs_directory,
     make_directory,
     registry_directory,
+    remove_tree,
     sockets_bases,
 )
 from atoll.cluster.tenant_settings import read_tenants
@@ -107,3 +109,18 @@ def test_a_user_without_a_home_directory_gets_paths_that_do_not_exist(monkeypatc
         read_tenants("~/tenants.toml")
     with pytest.raises(AccessError, match="~/join"):
         read_join("~/join")
+
+
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    remove_tree(top)
+    assert not top.exists()
+    remove_tree(top)

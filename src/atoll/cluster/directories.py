@@ -1,9 +1,14 @@
-"""Find the directories of clusters: for their sockets, and for files that outlive them, such as compiled programs."""
+"""Find the directories of clusters: for their sockets, and for files that outlive them, such as compiled programs.
+
+Also removes directories.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -138,3 +143,15 @@ def _temporary_directory() -> Path:
 
 def _is_short(base: Path) -> bool:
     return len(os.fsencode(base)) <= _MAX_SOCKETS_BASE
+
+
+def remove_tree(directory: str | Path) -> None:
+    """Remove a directory with its contents, as far as possible, whatever programs of users have written to it.
+
+    `shutil.rmtree` calls itself for each level, and raises RecursionError if there are too many.
+    """
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except RecursionError:
+        with contextlib.suppress(OSError):
+            subprocess.run(["rm", "-rf", "--", str(directory)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

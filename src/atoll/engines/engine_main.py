@@ -14,12 +14,12 @@ if __name__ == "__main__":
 
 import asyncio
 import logging
-import shutil
 import sys
 from pathlib import Path
 
 from atoll._version import __version__
 from atoll.cluster.cluster_runs import ROTATE_SECONDS, ClusterRun, rotate
+from atoll.cluster.directories import remove_tree
 from atoll.cluster.held_directories import KEEP_SECONDS, HeldDirectory
 from atoll.cluster.processes.adopted_process import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -96,7 +96,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         if run is not None:
             run.end(reason, expected=expected)
         for directory in (options.directory, *options.client_directories):
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
         if held is not None:
             held.release()
         write_ready(options.ready_fd, EngineEnd(reason, expected))

@@ -22,7 +22,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -33,7 +32,7 @@ import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.cluster_runs import ClusterRun
-from atoll.cluster.directories import registry_directory, sockets_bases
+from atoll.cluster.directories import registry_directory, remove_tree, sockets_bases
 from atoll.cluster.held_directories import RECORD_FILE, is_held
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, processes_of_session, this_machine
@@ -128,7 +127,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_tree(self.directory)
         if self.run:
             ClusterRun(Path(self.run)).end_unknown("its engine")
         return pids
@@ -209,7 +208,7 @@ class ClusterRegistry:
             elif record is not None:
                 record.kill()
             elif not _is_held(directory):
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
         return found
 
     def register(

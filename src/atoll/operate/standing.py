@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from atoll.cluster.cluster_runs import RunRecord, open_log
-from atoll.cluster.directories import default_cache_directory, sockets_bases, usage_file
+from atoll.cluster.directories import default_cache_directory, remove_tree, sockets_bases, usage_file
 from atoll.cluster.held_directories import KEEP_SECONDS, is_held
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.processes.process_logging import logging_environment, parse_line, warnings_in
@@ -116,7 +115,7 @@ class StandingCluster:
                 )
             except BaseException:
                 self.engine.end()
-                shutil.rmtree(self._directory, ignore_errors=True)
+                remove_tree(self._directory)
                 raise
 
     def _begin_run(self, options: StandingOptions, address: Address) -> str:
@@ -303,7 +302,7 @@ class StandingOnRay:
     def end(self) -> None:
         """End the cluster, and remove its record."""
         self._cluster.end()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_tree(self.directory)
 
 
 def start_cluster(options: StandingOptions) -> StandingCluster | StandingOnRay:
@@ -425,14 +424,14 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
             # there, only the record is left.
             if not agreed and not record.refuses:
                 raise
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
         return Ended(-1, reply=reply, controller_replied=agreed)
     if _until(lambda: not exists(directory) and not record.pids(), END_SECONDS):
         return Ended(processes, reply=reply, controller_replied=agreed)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):
         raise ClusterError(f"cluster {record.name}: processes {record.pids()} do not end")
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)
     return Ended(processes, len(forced), reply, agreed)
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import stat
 import tempfile
 import zlib
 from pathlib import Path
 
+from atoll.cluster.directories import remove_tree
 from atoll.cluster.held_directories import hold, is_held
 from atoll.cluster.processes.process_table import began, pid_namespace, this_machine
 from atoll.errors import ClusterError
@@ -97,7 +97,7 @@ def _release(directory: Path) -> None:
 def remove(directory: Path, transfer_directory: Path) -> None:
     """Remove a client's directories. Remove `directory`, which names the other, last, so that sweeps find both."""
     for each in (transfer_directory, directory):
-        shutil.rmtree(each, ignore_errors=True)
+        remove_tree(each)
         _release(each)
 
 
@@ -155,7 +155,7 @@ def _sweep_transfer_directories() -> None:
                     continue
                 is_of_this_namespace = directory.name.split("-")[2] == mark
                 if not in_use(directory) if is_of_this_namespace else _is_abandoned(directory):
-                    shutil.rmtree(directory, ignore_errors=True)
+                    remove_tree(directory)
 
 
 def _is_abandoned(directory: Path) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from atoll.cluster.directories import make_directory
+from atoll.cluster.directories import make_directory, remove_tree
 from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
 from atoll.cluster.processes.oom_kills import OomKills
@@ -113,7 +112,7 @@ class LocalWorker:
     def _ended(self, status: int, reason: str) -> None:
         reason = reason or describe_exit(status) + self._kills.note(status)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove_tree(self._directory)
         self.last_end = self.incarnation, status
         self._process, self.incarnation = None, 0
         self._none.set()

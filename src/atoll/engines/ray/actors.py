@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from atoll.cluster.cluster_runs import RunRecord, open_log
-from atoll.cluster.directories import default_cache_directory, make_directory, usage_file
+from atoll.cluster.directories import default_cache_directory, make_directory, remove_tree, usage_file
 from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, INSECURE, ISLAND, JOIN, RANK, TOKEN
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.processes.process_logging import logging_environment, warnings_in
@@ -240,7 +239,7 @@ class EngineActor:
 
     def _watch(self, engine: _Engine) -> None:
         engine.process.wait()
-        shutil.rmtree(engine.directory, ignore_errors=True)  # in case the engine was killed
+        remove_tree(engine.directory)  # in case the engine was killed
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if not self._is_up:

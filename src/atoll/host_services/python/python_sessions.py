@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import logging
 import math
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.cluster.directories import remove_tree
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.decodable import decodable
 from atoll.errors import (
@@ -514,9 +514,9 @@ class PythonSessions:
     def _gone(self, record: _Program) -> None:
         """Remove the directories of a closed program, whose process writes no more."""
         if record.options is not None and not record.is_open:
-            shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
+            remove_tree(record.options.sandbox.scratch)
             with contextlib.suppress(OSError):  # other hosts may still have directories in it
-                Path(record.options.sandbox.shared).rmdir()
+                Path(record.options.sandbox.scratch).parent.rmdir()
 
 
 def _fail(calls: Sequence[_Call], waiting: Sequence[Callable[[Status], None]], status: Status) -> None:
