@@ -31,7 +31,11 @@ def test_it_is_granted_what_the_rules_say(tmp_path: Path) -> None:
     sandbox = options(tmp_path, RULES, CONFINED).sandbox
     assert (sandbox.view, sandbox.read, sandbox.write) == (View.GRANTED, ("/data",), ("/checkpoints",))
     assert sandbox.network
-    assert sandbox.shared == str(tmp_path / "python-3")
+
+
+def test_only_processes_that_meet_at_a_socket_can_write_to_a_common_directory(tmp_path: Path) -> None:
+    assert options(tmp_path, RULES, CONFINED).sandbox.shared == ""
+    assert options(tmp_path, RULES, CONFINED, hosts=2).sandbox.shared == str(tmp_path / "python-3")
 
 
 def test_a_host_without_mechanisms_refuses_python_of_tenants_unless_that_is_wanted(tmp_path: Path) -> None:

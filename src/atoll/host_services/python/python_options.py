@@ -85,20 +85,21 @@ def python_options(
     for where, device in devices:
         by_host.setdefault(where, []).append(device)
     hosts = sorted(by_host)
+    meets_here = len(hosts) > 1 and parse_address(host.data_address).is_unix
     options = PythonOptions(
         -1,
         tuple(tuple(by_host[each]) for each in hosts),
         hosts.index(rank),
         settings,
-        _sandbox(host, session, rules, directory, sockets),
+        _sandbox(host, session, rules, directory, sockets, meets_here),
         "",
         hostname,
         host.mechanisms,
     )
+    if meets_here:
+        return options, lambda: f"unix:{directory}/meet"
     if len(hosts) == 1:
         return options, nowhere
-    if parse_address(host.data_address).is_unix:
-        return options, lambda: f"unix:{directory}/meet"
     return options, rendezvous_at_first_host(session, options.rank == 0, hostname, key_values)
 
 
@@ -138,12 +139,14 @@ def _check(host: PythonHost, rules: PythonRules, hosts: int) -> None:
             raise StatusError(Code.FAILED_PRECONDITION, f"host {host.number}: {reason}")
 
 
-def _sandbox(host: PythonHost, session: int, rules: PythonRules, directory: Path, sockets: Sequence[Path]) -> Sandbox:
+def _sandbox(
+    host: PythonHost, session: int, rules: PythonRules, directory: Path, sockets: Sequence[Path], is_shared: bool
+) -> Sandbox:
     return Sandbox(
         rules.view,
         scratch=str(directory / f"host-{host.number}"),
         scratch_bytes=PYTHON_SCRATCH.get() or _memory(1 / 4),
-        shared=str(directory),
+        shared=str(directory) if is_shared else "",  # on disk, where nothing limits what the processes write
         hidden=tuple({host.directory, *host.hidden, *map(_private, sockets)}),
         read=rules.read,
         write=rules.write,
