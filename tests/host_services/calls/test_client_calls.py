@@ -23,6 +23,7 @@ from atoll.host_services.calls.call_messages import (
     Returned,
     Unread,
     decode,
+    decode_answer,
     encode,
     first_call,
     host_of,
@@ -108,8 +109,21 @@ def test_what_nobody_has_encoded_is_refused(content: bytes):
 
 def test_an_array_of_a_million_dimensions_is_refused():
     content = b"".join(map(bytes, encode(Returned((ArrayType("float32", (1 << 62,) * 1_000_000, 4),)))))
-    with pytest.raises(FrameError, match="an invalid shape"):
+    with pytest.raises(FrameError, match="length <= 64"):
         decode(content + bytes(64))
+
+
+def test_an_answer_of_many_arrays_is_refused_before_it_is_decoded():
+    content = b"".join(map(bytes, encode(Returned((ArrayType("", (), 0),) * 70_000))))
+    assert len(decode_answer(b"".join(map(bytes, encode(Returned((ArrayType("", (), 0),) * 60_000)))))[1]) == 60_000
+    with pytest.raises(FrameError, match="length <= 65536"):
+        decode_answer(content)
+
+
+@pytest.mark.parametrize("notice", [Unread((1,) * 10), Released((1,) * 10), Call(1, ())])
+def test_only_the_result_of_a_call_or_its_error_is_an_answer(notice: Any):
+    with pytest.raises(FrameError):
+        decode_answer(b"".join(map(bytes, encode(notice))))
 
 
 def test_the_number_of_a_call_says_whose_it_is():
@@ -150,6 +164,7 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
         encode(ReadWanted(SCRIPT_FEEDS.stop, 1)),  # a feed that is not for the client's process
         encode(ReadWanted(SCRIPT_FEEDS.start, LOOP_HANDLES.start)),  # a handle that no client chooses
         [b"no message"],
+        [*encode(ReadWanted(SCRIPT_FEEDS.start, 1)), bytes(4096)],
     ],
 )
 def test_an_invalid_request_for_an_array_is_dropped(ends: Ends, notice: list[bytes]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -31,27 +31,34 @@ _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
 _MAX_RANK = 64
+# Limit for the arrays of a message, and for the callables of a notice. A message may have as many bytes as the results
+# of a program, and decoding it blocks all threads of a worker.
+_MAX_ITEMS = 1 << 16
 
 
 class ArrayType(msgspec.Struct, frozen=True, array_like=True):
     """The type of an array whose bytes follow the message in C order. For a token, `dtype` is ""."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_RANK)]
     nbytes: int
+
+
+_Arrays = Annotated[tuple[ArrayType, ...], msgspec.Meta(max_length=_MAX_ITEMS)]
+_Callables = Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_ITEMS)]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Asks the client to call the callable with this number."""
 
     callback: int
-    arrays: tuple[ArrayType, ...]
+    arrays: _Arrays
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     """Answers a call with the results of the callable."""
 
-    arrays: tuple[ArrayType, ...]
+    arrays: _Arrays
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -59,21 +66,21 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
     text: str
     cancelled: bool = False
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class Retained(msgspec.Struct, frozen=True, array_like=True, tag="k"):
     """A notice that the host has a function that may call these callables. Has no answer."""
 
-    callbacks: tuple[int, ...]
-    arrays: tuple[ArrayType, ...] = ()
+    callbacks: _Callables
+    arrays: _Arrays = ()
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """A notice that the host, or for a client every host, will not call these callables again. Has no answer."""
 
-    callbacks: tuple[int, ...]
-    arrays: tuple[ArrayType, ...] = ()
+    callbacks: _Callables
+    arrays: _Arrays = ()
 
 
 class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
@@ -84,7 +91,7 @@ class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     """
 
     feeds: tuple[int, ...] = ()
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
     error: Status = OK
 
 
@@ -94,7 +101,7 @@ class DirectWanted(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     Hosts on its machine open direct channels to it, and the proxy sends `Dial` for other hosts.
     """
 
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class Dial(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -110,7 +117,7 @@ class Dial(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     secret: str
     lease: float
     certificate: tuple[bytes, bytes, bytes] | None = None
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
     def __repr__(self) -> str:
         return f"Dial(host={self.host}, address={self.address!r}, session={self.session})"  # without secrets
@@ -120,7 +127,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """A client's notice that it has received a feed on its own channel to a host. Has no answer."""
 
     feed: int
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class ReadWanted(msgspec.Struct, frozen=True, array_like=True, tag="g"):
@@ -132,14 +139,14 @@ class ReadWanted(msgspec.Struct, frozen=True, array_like=True, tag="g"):
 
     feed: int
     handle: int
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
     has_ended: bool = False
 
 
 class SlotsWanted(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """A client's notice that it sends small contents. The proxy passes the memory of `transfers.shared_slots` to it."""
 
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
@@ -153,21 +160,21 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     write: int
     feed: int
     host: int
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class Landed(msgspec.Struct, frozen=True, array_like=True, tag="l"):
     """A client's notice that its contents have arrived, or failed, at the host. Has no answer."""
 
     write: int
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """A notice to a client that the contents of this write are not needed any more. Has no answer."""
 
     write: int
-    arrays: tuple[ArrayType, ...] = ()
+    arrays: _Arrays = ()
 
 
 # The first message on a client's channel. From then on, the client gets its calls there.
@@ -193,6 +200,8 @@ CallMessage = (
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(decodable(CallMessage))
+# Other messages have lists without a limit, which a client must not send as an answer.
+_answer_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(decodable(Returned | Raised))
 
 
 def first_call(host: int) -> int:
@@ -233,7 +242,12 @@ def encode(message: CallMessage, arrays: Sequence[Any] = ()) -> list[Any]:
 NO_CLIENT = encode(Raised("the client of the program does not take calls", cancelled=True))
 
 
-def decode(content: Any) -> tuple[Any, list[int]]:
+def decode_answer(content: Any) -> tuple[Returned | Raised, list[int]]:
+    """Return what `decode` returns, for the answer of a client to a call."""
+    return decode(content, _answer_decoder)
+
+
+def decode(content: Any, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> tuple[Any, list[int]]:
     """Return a message and the offsets of its arrays' bytes in the content. Raise FrameError if it is invalid."""
     whole = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
     try:
@@ -241,12 +255,12 @@ def decode(content: Any) -> tuple[Any, list[int]]:
         position = _LENGTH.size + length
         if position > whole.nbytes:
             raise FrameError("invalid call: it is shorter than its length field says")
-        message = _decoder.decode(whole[_LENGTH.size : position])
+        message = decoder.decode(whole[_LENGTH.size : position])
     except (struct.error, *NO_MESSAGE) as error:
         raise FrameError(f"invalid call: {error}") from None
     offsets = []
     for each in message.arrays:
-        if len(each.shape) > _MAX_RANK or each.nbytes < 0 or min(each.shape, default=0) < 0:
+        if each.nbytes < 0 or min(each.shape, default=0) < 0:
             raise FrameError("invalid call: an array has an invalid shape")
         if each.nbytes and math.prod(each.shape) > each.nbytes:
             raise FrameError("invalid call: an array has fewer bytes than elements")

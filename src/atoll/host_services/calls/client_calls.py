@@ -24,13 +24,13 @@ from atoll.host_services.calls.call_messages import (
     ArrayType,
     Call,
     DirectWanted,
-    Raised,
     ReadWanted,
     Released,
     Retained,
     Returned,
     Unread,
     decode,
+    decode_answer,
     encode,
     first_call,
     is_call,
@@ -46,6 +46,7 @@ _BEGIN, _END, _STATUS = "\x02", "\x03", "\x04"
 _WRAPPED = re.compile(f"Traceback \\(most recent call last\\):\n[^{_BEGIN}]*{_BEGIN}(.*?){_END}", re.DOTALL)
 # Of an answer beside its results: their types, gaps between them, or the text of an error.
 _OTHER_BYTES = 1 << 20
+_NOTICE_BYTES = 4096  # limit for a client's notice
 _NO_MARKS = str.maketrans("", "", _BEGIN + _END + _STATUS)  # removes marks from a client's text
 
 
@@ -218,7 +219,7 @@ class Calls:
                 done()
             return
         try:
-            message, offsets = decode(content)
+            message, offsets = decode_answer(content)
         except FrameError as error:
             done()
             slot.put(StatusError(Code.INVALID_ARGUMENT, f"the answer of a callback is invalid: {error}"))
@@ -227,13 +228,12 @@ class Calls:
             slot.put(Reply(message.arrays, offsets, content, done))
             return
         done()
-        if isinstance(message, Raised):
-            text = shortened(message.text.translate(_NO_MARKS))
-            slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
-        else:
-            slot.put(StatusError(Code.INVALID_ARGUMENT, "the answer of a callback is invalid: it is a call"))
+        text = shortened(message.text.translate(_NO_MARKS))
+        slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
 
     def _take_notice(self, session: int, content: Any) -> None:
+        if memoryview(content).nbytes > _NOTICE_BYTES:
+            return
         try:
             notice, _ = decode(content)
         except FrameError:  # clients are not trusted
