@@ -20,7 +20,7 @@ from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.liveness import Liveness
 from atoll.transfers.piece_contents import BufferContents, Grouped
 from atoll.transfers.socket_engine import SocketPiece
-from atoll.transfers.transfer_engine import GROUP_ALIGNMENT, Group, group_bytes
+from atoll.transfers.transfer_engine import GROUP_ALIGNMENT, MAX_GROUP, Group, group_bytes
 from atoll.wire.address import Address
 from tests.transfers.ends import Receiver, content, frame, received, tcp_pair
 from tests.waiting import until
@@ -197,6 +197,12 @@ def test_who_reads_pieces_of_one_feed_refuses_others(raw: tuple[socket.socket, D
     receiver = received(raw, frame(SocketPiece(1, FIRST, 1, group=((FIRST, 1),)), b"x"))
     assert isinstance(receiver.error, FrameError)
     assert "several feeds" in str(receiver.error)
+
+
+def test_a_group_with_too_many_feeds_is_refused_before_it_is_decoded(raw: tuple[socket.socket, DataChannel]) -> None:
+    receiver = received(raw, frame(SocketPiece(1, FIRST, 1, group=((0, 0),) * (MAX_GROUP + 1))))
+    assert isinstance(receiver.error, FrameError)
+    assert f"length <= {MAX_GROUP}" in str(receiver.error)
 
 
 def test_all_feeds_of_a_group_are_lost_with_it() -> None:

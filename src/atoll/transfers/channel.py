@@ -38,7 +38,6 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
-MAX_GROUP = 4096  # feeds in one piece
 PART_BYTES = 8 << 20
 _FIRST_HOST_FEED = HOST_FEEDS.start
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
@@ -529,7 +528,7 @@ def _check_group(piece: Piece, group: Group, allowed: bool) -> None:
     if not allowed:
         raise FrameError("this channel takes no piece that carries several feeds")
     are_feeds = all([number in HOST_FEEDS and nbytes >= 0 for number, nbytes in group])
-    if piece.more or len(group) > MAX_GROUP or not are_feeds or group_bytes(group) != piece.nbytes:
+    if piece.more or not are_feeds or group_bytes(group) != piece.nbytes:
         raise FrameError(f"a piece of {piece.nbytes} bytes cannot carry these {len(group)} feeds")
 
 

@@ -8,7 +8,7 @@ reaches its peer, and passes each piece to the first engine that takes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -30,7 +30,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 # Several feeds that one piece carries, between hosts: the number and the size of each. The bytes of each feed begin at
 # the next multiple of `GROUP_ALIGNMENT`.
-Group = tuple[tuple[int, int], ...]
+MAX_GROUP = 4096  # feeds in one piece
+Group = Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=MAX_GROUP)]
 GROUP_ALIGNMENT = 64
 
 
