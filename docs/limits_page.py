@@ -12,6 +12,7 @@ from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
+from atoll.migration.rules import MAX_MOVED_ARRAYS, MAX_MOVED_ON_HOST, MAX_MOVED_SHARDS
 from atoll.named_arrays import named_arrays
 from atoll.protocol.messages import MAX_PUBLISHED
 from atoll.protocol.questions import MAX_ARRAYS, MAX_SHARDS
@@ -50,6 +51,13 @@ _SIZES = (
     ("names of published arrays of a tenant", named_arrays.MAX_NAMES, "an error; remove some with `atoll arrays rm`"),
     ("arrays in all versions of a tenant", named_arrays.MAX_ARRAYS, "an error; keep fewer versions"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
+    (
+        "arrays of a session that is moved or suspended",
+        MAX_MOVED_ARRAYS,
+        "an error; the session stays where it is",
+    ),
+    ("shards of these arrays", MAX_MOVED_SHARDS, "an error; the session stays where it is"),
+    ("shards of these arrays on one host", MAX_MOVED_ON_HOST, "an error; the session stays where it is"),
     ("buffers that a session has sent and that no launch has used yet", MAX_EARLY_FEEDS, "the session ends"),
     ("small arrays that `jax.device_get` reads with one request", MAX_ARRAYS, "more requests"),
     ("different shards of all arrays of such a request", MAX_SHARDS, "more requests"),

@@ -9,10 +9,11 @@ import pytest
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Status, StatusError
 from atoll.ir.types import ArraySpec
 from atoll.migration.array_spiller import MAX_LEFT
 from atoll.migration.manifest import SuspendedSession
+from atoll.migration.rules import MAX_MOVED_ARRAYS, MAX_MOVED_ON_HOST, MAX_MOVED_SHARDS, check_size
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from tests.controller.play import Play, runs
@@ -318,3 +319,45 @@ def test_a_session_that_does_not_come_to_rest_goes_on():
     replies = play.outbox()
     assert "1 of its launches have not ended after 69 s" in answer_in(replies).status.message
     assert m.Migrated(1, ()) in replies
+
+
+def test_a_session_with_too_many_arrays_is_not_suspended_and_continues():
+    play = SuspendPlay()
+    entries = play.controller.sessions[play.session].directory.entries
+    some = entries[5]
+    play.ask()
+    entries.update({handle: some for handle in range(6, 5 + MAX_MOVED_ARRAYS)})
+    handles = len(entries)
+    assert handles == MAX_MOVED_ARRAYS
+    entries[handles + 5] = some  # it arrived before the proxy was quiesced
+    replies = play.quiesced()
+    text = f"cannot be moved or suspended while it has more than {MAX_MOVED_ARRAYS:,} arrays"
+    assert text in answer_in(replies).status.message
+    assert m.Migrated(1, ()) in replies
+    assert answer_in(play.ask()).status.code == Code.RESOURCE_EXHAUSTED
+    del entries[handles + 5]
+    assert play.ask() == [m.Quiesce(2)]
+
+
+@pytest.mark.parametrize(
+    ("topology", "shards", "text"),
+    [
+        ("1x1x1", MAX_MOVED_ON_HOST, f"{MAX_MOVED_ON_HOST:,} shards of arrays on one host"),
+        ("1x8x1", MAX_MOVED_SHARDS, f"{MAX_MOVED_SHARDS:,} shards of arrays"),
+    ],
+)
+def test_the_shards_of_a_session_that_is_suspended_are_bounded(topology: str, shards: int, text: str):
+    play = SuspendPlay(topology)
+    session = play.controller.sessions[play.session]
+    entry, devices = session.directory.entries[5], tuple(session.devices.locations)
+    assert entry.spec is not None
+    repeated = devices * (1024 // len(devices))  # as an array with many shards would have them
+    entry.spec = msgspec.structs.replace(
+        entry.spec, sharding=msgspec.structs.replace(entry.spec.sharding, devices=repeated)
+    )
+    entries = session.directory.entries
+    entries.update({handle: entry for handle in range(6, 5 + shards // 1024)})
+    check_size(session)
+    entries[5 + shards // 1024] = entry
+    with pytest.raises(StatusError, match=f"more than {text}$"):
+        check_size(session)

@@ -24,7 +24,7 @@ import msgspec
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice
-from atoll.errors import Status, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.launch.reservations import Reservations
 from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
@@ -169,7 +169,9 @@ class MemoryPressure:
         then = partial(self._suspended, session.number, eviction)
         try:
             self._suspensions.suspend(session, to_disk, then, by_system=True)
-        except StatusError:
+        except StatusError as error:
+            if error.status.code == Code.RESOURCE_EXHAUSTED:  # it is too large, and looking at it again takes long
+                self._refused[session.number] = self._memory.waits.now
             return False
         return True
 

@@ -29,7 +29,7 @@ from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.internal_programs import InternalPrograms
 from atoll.migration.movers import CopyingMover, Mover, RestoringMover
-from atoll.migration.rules import Changes, check_changes
+from atoll.migration.rules import Changes, check_changes, check_size
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import COPY_HANDLES
 from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of, islands_of
@@ -153,12 +153,13 @@ class Migrations:
         return self._next_number - 1
 
     def check_free(self, session: Session) -> None:
-        """Raise FAILED_PRECONDITION if the session is being moved, or has no client."""
+        """Raise StatusError if the session is being moved, has no client, or is too large."""
         if session.number in self.under_way:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is being moved already")
         if session.state is SessionState.DETACHED:
             text = f"{session.name} is detached: its work cannot be moved without its script, and soon ends"
             raise StatusError(Code.FAILED_PRECONDITION, text)
+        check_size(session)
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
@@ -245,6 +246,8 @@ class Migrations:
 
     def _compile(self, migration: Migration) -> None:
         session = migration.session
+        if not session.is_suspended:  # more arrays may have arrived before its proxy was quiesced
+            check_size(session)
         migration.changes, migration.islands = check_changes(
             session, migration.plan(), self._resources, may_stay=session.is_suspended
         )

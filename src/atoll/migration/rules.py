@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -24,6 +25,33 @@ from atoll.state.session import Session
 
 # The new locations of virtual devices.
 Changes = Mapping[int, DeviceLocation]
+
+# What a session that is moved or suspended may have: arrays, their shards, and shards on one host. The controller
+# handles all of them in a few turns, and a host reports its own in one message.
+MAX_MOVED_ARRAYS = 1 << 16
+MAX_MOVED_SHARDS = 1 << 20
+MAX_MOVED_ON_HOST = 1 << 18
+
+
+def check_size(session: Session) -> None:
+    """Raise RESOURCE_EXHAUSTED if the session has too much to be moved or suspended."""
+    entries, locations = session.directory.entries, session.devices.locations
+    if len(entries) > MAX_MOVED_ARRAYS:
+        raise _too_large(session, MAX_MOVED_ARRAYS, "arrays")
+    shards, on_hosts = 0, Counter[int]()
+    for entry in entries.values():
+        devices = () if entry.spec is None else entry.spec.sharding.devices
+        shards += len(devices)
+        if shards > MAX_MOVED_SHARDS:
+            raise _too_large(session, MAX_MOVED_SHARDS, "shards of arrays")
+        on_hosts.update([locations[device].host for device in devices if device in locations])
+    if max(on_hosts.values(), default=0) > MAX_MOVED_ON_HOST:
+        raise _too_large(session, MAX_MOVED_ON_HOST, "shards of arrays on one host")
+
+
+def _too_large(session: Session, most: int, what: str) -> StatusError:
+    text = f"{session.name} cannot be moved or suspended while it has more than {most:,} {what}"
+    return StatusError(Code.RESOURCE_EXHAUSTED, text)
 
 
 def check_changes(

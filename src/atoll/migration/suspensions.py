@@ -25,7 +25,7 @@ from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.manifest import manifest_of
 from atoll.migration.migrations import DRAIN_SECONDS, QUIESCE_SECONDS, WORK_SECONDS, Migrations
-from atoll.migration.rules import Changes, MemoryNeed, current_places, places_on
+from atoll.migration.rules import Changes, MemoryNeed, check_size, current_places, places_on
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.state.durations import Durations
@@ -92,7 +92,7 @@ class Suspensions:
     def suspend(
         self, session: Session, to_files: bool, then: Callable[[Status], None], by_system: bool = False
     ) -> None:
-        """Begin to suspend a session. Raises FAILED_PRECONDITION if it is suspended or being moved."""
+        """Begin to suspend a session. Raises StatusError if it is suspended or being moved, or too large."""
         self._migrations.check_free(session)
         before = self.by_session.get(session.number)
         if before is not None:
@@ -228,6 +228,7 @@ class Suspensions:
 
     def _spill(self, suspension: Suspension) -> None:
         session = suspension.session
+        check_size(session)  # more arrays may have arrived before its proxy was quiesced
         session.enter(SessionState.SPILLING)
         handles = [
             handle
