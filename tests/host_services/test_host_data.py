@@ -142,3 +142,11 @@ def test_strings_come_and_go(shape):
     assert array.shape == shape
     assert list(array.reshape(-1)) == texts
     assert msgspec.msgpack.decode(host_data.encode_strings(array)) == [t.encode() for t in texts]
+
+
+@pytest.mark.parametrize("header", [b"\x93", b"\xdc\0\x03", b"\xdd\0\0\0\x03"])
+def test_strings_are_counted_before_they_are_decoded(header: bytes):
+    with pytest.raises(StatusError, match="got 3 strings for an array of shape"):
+        host_data.view(header, "string", (2,), None)
+    content = header + msgspec.msgpack.encode(b"x") * 3
+    assert host_data.view(content, "string", (3,), None).tolist() == ["x", "x", "x"]

@@ -20,6 +20,8 @@ from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
 from atoll.wire.framing import NO_MESSAGE
 
+_HEADER_BYTES = 5  # of an array in msgpack
+
 
 def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:
     """Return the size of a buffer and the offset of the element with index 0, both in bytes."""
@@ -90,14 +92,24 @@ def fill(
 
 
 def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
+    count = _string_count(bytes(memoryview(content)[:_HEADER_BYTES]))
+    if count is not None and count != math.prod(shape):  # before decoding, which blocks all threads of a worker
+        raise invalid(f"got {counted(count, 'string')} for an array of shape {list(shape)}")
     try:
         texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=decodable(list[bytes]))]
     except NO_MESSAGE as error:
         raise invalid(f"a host buffer of strings must contain valid UTF-8: {error}") from None
-    if len(texts) != math.prod(shape):
-        raise invalid(f"got {counted(len(texts), 'string')} for an array of shape {list(shape)}")
     flat = np.array(texts, dtype=np.dtypes.StringDType())
     return flat.reshape(shape)
+
+
+def _string_count(header: bytes) -> int | None:
+    """Return the length of an array from its header in msgpack, or None if it is not an array."""
+    kind = header[0] if header else 0
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    size = {0xDC: 2, 0xDD: 4}.get(kind)
+    return None if size is None else int.from_bytes(header[1 : 1 + size], "big")
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> Any:
