@@ -401,6 +401,13 @@ def addresses() -> list[bool | str]:
     after = jax.jit(lambda x: x + 1, donate_argnums=0)(donated).unsafe_buffer_pointer()
     with jax.transfer_guard("disallow"):
         of_key = key.unsafe_buffer_pointer() == jax.random.key_data(key).unsafe_buffer_pointer()
+    jax.config.update("jax_no_tracing", True)
+    jax.config.update("jax_no_execution", True)
+    try:
+        without_computations = x.unsafe_buffer_pointer()
+    finally:
+        jax.config.update("jax_no_tracing", False)
+        jax.config.update("jax_no_execution", False)
     try:
         donated.unsafe_buffer_pointer()
     except jax.errors.JaxRuntimeError as error:
@@ -417,6 +424,7 @@ def addresses() -> list[bool | str]:
         address != other,
         before == after,
         of_key,
+        address == without_computations,
         len(set(parts)) == 2,
         gone,
         several,
@@ -425,7 +433,7 @@ def addresses() -> list[bool | str]:
 
 def test_arrays_have_addresses_that_are_equal_where_their_memory_is(python: RemotePython) -> None:
     *facts, gone, several = python.call(addresses)
-    assert facts == [True] * 6
+    assert facts == [True] * 7
     assert "called on deleted or donated buffer" in gone
     assert "only for unsharded arrays" in several
 

@@ -7,6 +7,7 @@ before would be traced again.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,21 @@ leave_out_of_tracebacks(__file__)
 def forbids_computations() -> bool:
     """Return whether the user forbids new traces or runs of computations (jax_no_tracing, jax_no_execution)."""
     return bool(_config.no_tracing.value or _config.no_execution.value)
+
+
+@contextlib.contextmanager
+def own_computation() -> Iterator[None]:
+    """Let this thread trace and run a computation that JAX on stock devices does without.
+
+    It is not one of the user's, who may trace another one, or forbid computations or transfers.
+    """
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.transfer_guard("allow"),
+        _config.no_tracing(False),
+        _config.no_execution(False),
+    ):
+        yield
 
 
 def line() -> str:

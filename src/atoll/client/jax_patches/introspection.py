@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.client.jax_internals import own_computation
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, client_of, is_atoll
 from atoll.protocol.questions import ADDRESS_CALL, MemoryQuestion
@@ -37,8 +38,7 @@ def _worker_pointer(pointer: Callable[..., Any]) -> Callable[..., Any]:
             raise jax.errors.JaxRuntimeError(
                 "INVALID_ARGUMENT: UnsafeBufferPointer called on deleted or donated buffer"
             )
-        # Must work while JAX traces, and is not a transfer of the user's.
-        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        with own_computation():
             return int(np.asarray(_address_call()(self)).view(np.uint64)[0])
 
     return unsafe_buffer_pointer
