@@ -77,7 +77,22 @@ def test_the_engine_is_the_process_that_has_its_role():
     assert snapshot_of(play).engine is None
     play.tick(1.0)
     play.tick(1.0 + ENGINE_AWAY_SECONDS + 0.1)
-    assert snapshot_of(play).engine == EngineSnapshot(pid=7, machine="m1")
+    assert snapshot_of(play).engine == EngineSnapshot(pid=7, machine="10.0.0.1")
+
+
+def test_machines_are_shown_as_the_present_engine_knows_them():
+    play = joined("2x1x2", engine="hosts")
+    machine = m.MachineReport("m1", "10.0.0.1", "free", "", {}, 0)
+    play.engine(m.EngineReport((), (machine,)))
+    spare = play.connect("spare engine", 7)
+    assert [each.state for each in snapshot_of(play).machines] == ["free"]
+    play.event(e.ConnectionLost(play.now, play.controller.connections.engine, "closed"))
+    assert [each.state for each in snapshot_of(play).machines] == ["unknown, because the engine is away"]
+    play.tick(1.0)
+    play.tick(1.0 + ENGINE_AWAY_SECONDS + 0.1)
+    assert snapshot_of(play).machines == ()
+    play.receive(spare, m.EngineReport((), (machine,)))
+    assert [each.state for each in snapshot_of(play).machines] == ["free"]
 
 
 def test_transfers_are_counted_with_their_bytes():

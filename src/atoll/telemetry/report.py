@@ -154,7 +154,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     waits = _waits_by_island(controller, viewer)
     tallies = controller.launches.charges.by_island()
     device_ns = _device_ns(tallies)
-    machines = controller.agents.report.machines
+    machines = _machines(controller)
     agents = Counter(each.address for each in machines)
     names = {each.address: each.name for each in machines if agents[each.address] == 1}
     return Snapshot(
@@ -162,7 +162,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         topology=str(controller.resources.topology),
         wait_seconds=controller.settings.start_seconds,
         islands=_islands(controller, now),
-        machines=tuple(MachineSnapshot(**msgspec.structs.asdict(each)) for each in machines),
+        machines=machines,
         engine=_engine(controller.connections, names),
         sessions=tuple(
             _session(session, controller.resources, _machine(session, controller.connections, names))
@@ -189,6 +189,14 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         load=ControllerLoad(**msgspec.structs.asdict(load.last), lags=_histogram(load.lag)),
         functions=Functions(compiled=functions.compiled, cached=functions.cached, seconds=round(functions.seconds, 3)),
     )
+
+
+def _machines(controller: ReportSource) -> tuple[MachineSnapshot, ...]:
+    """Return the machines that the engine has reported. Without an engine, nobody knows whether they are there."""
+    reported = [MachineSnapshot(**msgspec.structs.asdict(each)) for each in controller.agents.report.machines]
+    if controller.connections.has_engine:
+        return tuple(reported)
+    return tuple(msgspec.structs.replace(each, state="unknown, because the engine is away") for each in reported)
 
 
 def _islands(controller: ReportSource, now: float) -> tuple[IslandSnapshot, ...]:

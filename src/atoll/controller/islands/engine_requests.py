@@ -57,7 +57,8 @@ class Agents:
         self._agents.add(peer.connection)
 
     def reconnect(self) -> None:
-        """Have all agents connect again, since a new engine does not know them."""
+        """Have all agents connect again, since a new engine does not know them, and forget what the former one knew."""
+        self.report = m.EngineReport((), ())
         for agent in sorted(self._agents):
             self._outbox.close(agent)
         self._agents.clear()
