@@ -57,7 +57,7 @@ _results_hook: Any = _api._post_hook_state  # what JAX's C++ calls with the resu
 
 
 def leave_out_of_tracebacks(path: str) -> None:
-    """Hide the frames of this file from the user's tracebacks and source lines."""
+    """Hide the frames of this file, or of all files in this directory, from the user's tracebacks and source lines."""
     source_info_util.register_exclusion(path)
     traceback_util.register_exclusion(path)
 

@@ -7,7 +7,6 @@ another thread, and clean up if it fails. One replacement of JAX's function runs
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,9 +63,6 @@ class CompilePipeline:
 
     def wrap(self, compile_and_load: Callable[..., Any]) -> Callable[..., Any]:
         """Return the replacement of JAX's function."""
-        from atoll.client.jax_internals import leave_out_of_tracebacks
-
-        leave_out_of_tracebacks(__file__)
 
         def backend_compile_and_load(
             backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any, *others: Any
@@ -107,12 +103,10 @@ class CompilePass:
     Args:
       patch: The name of the pass's patch, in `ORDER`.
       run: Returns the executable, by calling its second argument, the rest of the pipeline, with a request.
-      files: More files whose frames are not the user's, besides that of `run`.
     """
 
     patch: str
     run: Pass
-    files: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -122,10 +116,6 @@ class CompilePass:
         return _REPLACEMENT.difference()
 
     def apply(self) -> None:
-        from atoll.client.jax_internals import leave_out_of_tracebacks
-
         if not _PIPELINE.names:
             _REPLACEMENT.apply()
-        for file in (inspect.getfile(self.run), *self.files):
-            leave_out_of_tracebacks(file)
         _PIPELINE.add(self.patch, self.run)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from atoll.client.jax_patches import compiling_thread
 from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
 from atoll.client.jax_patches.compiling_thread import CompilingThread, Decide, answering
 from atoll.client.jax_patches.host_callbacks import CLIENT_CHANNEL
@@ -241,7 +240,7 @@ PATCH = Patch(
             _known,
             ("arg_shapes", "arg_shardings", "result_shape", "result_sharding", "backend_string"),
         ),
-        CompilePass("callbacks at compile time", _serve, (compiling_thread.__file__,)),
+        CompilePass("callbacks at compile time", _serve),
     ),
 )
 

@@ -36,8 +36,6 @@ _MAX_KEPT = 1024  # computations
 def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., Any]:
     from atoll.client import jax_internals as internals
 
-    internals.leave_out_of_tracebacks(__file__)
-
     def shard_sharded_device_array_slow_path(x: Any, devices: Sequence[Any], indices: Any, sharding: Any) -> Any:
         indices = tuple(indices)
         if _should_reshard(x, sharding, indices):

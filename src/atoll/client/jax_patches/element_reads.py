@@ -95,8 +95,6 @@ def group(arrays: Sequence[Any]) -> None:
 def _grouping(unstack: Callable[..., Any]) -> Callable[..., Any]:
     from atoll.client import jax_internals as internals
 
-    internals.leave_out_of_tracebacks(__file__)
-
     def _unstack(x: Any, *arguments: Any, **options: Any) -> Any:
         elements = unstack(x, *arguments, **options)
         if (

@@ -23,8 +23,6 @@ def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
 
     from atoll.client import jax_internals as internals
 
-    internals.leave_out_of_tracebacks(__file__)
-
     def _pjit_call_impl_python(*args: Any, **params: Any) -> Any:
         try:
             return run(*args, **params)

@@ -24,8 +24,6 @@ _GUARDS = (None, "allow", "log", "disallow")
 def _together(one_by_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
     from atoll.client import jax_internals as internals
 
-    internals.leave_out_of_tracebacks(__file__)
-
     def device_get(x: Any) -> Any:
         from jax.tree_util import tree_leaves
 
