@@ -31,16 +31,7 @@ from atoll.journal.stored_settings import StoredSettings
 from atoll.launch.connections import Peer
 from atoll.security.tokens import Guesses
 from atoll.state.buffer_directory import NO_ENTRY
-from atoll.state.object_dumps import (
-    Callback,
-    Dump,
-    Ref,
-    callback,
-    decode,
-    dump,
-    dump_of,
-    load,
-)
+from atoll.state.object_dumps import Callback, Dump, Ref, callback, decode, dump, dump_of, load
 from atoll.state.session import Session
 from atoll.state.stored_forms import DurationsOf
 

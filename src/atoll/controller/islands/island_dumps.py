@@ -10,17 +10,9 @@ from atoll.controller.islands.island_recovery import IslandRecovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
 from atoll.controller.islands.relay_groups import Relays
 from atoll.controller.islands.waiting_calls import WaitingCalls
-from atoll.controller.sessions.proxy_requests import SliceRequests
 from atoll.protocol import messages as m
-from atoll.state.object_dumps import (
-    As,
-    Dump,
-    Ref,
-    callback,
-    dump_of,
-)
+from atoll.state.object_dumps import As, Dump, Ref, dump_of
 from atoll.state.offenses import Running
-from atoll.state.session import Session
 from atoll.state.stored_forms import DurationsOf, Key
 from atoll.state.tenants import Tenant
 
@@ -34,9 +26,6 @@ class EngineRoleDump(Dump):
 class AgentsDump(Dump):
     report: m.EngineReport
     _agents: set[int] = set()
-
-
-callback("slice requests: add again", SliceRequests, SliceRequests._add_again, Ref[Session], m.AddSlice)
 
 
 @dump_of(Relays, "relays")

@@ -21,13 +21,7 @@ from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_records import Name, PublishedArray, Version, VersionIndex
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
-from atoll.state.object_dumps import (
-    Deque,
-    Dump,
-    Ref,
-    callback,
-    dump_of,
-)
+from atoll.state.object_dumps import Deque, Dump, Ref, callback, dump_of
 from atoll.state.queued_nodes import Dependency
 from atoll.state.session import Session
 from atoll.state.stored_forms import Key, TurnsOf

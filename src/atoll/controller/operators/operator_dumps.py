@@ -9,12 +9,7 @@ from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
 from atoll.protocol import messages as m
-from atoll.state.object_dumps import (
-    Dump,
-    Ref,
-    callback,
-    dump_of,
-)
+from atoll.state.object_dumps import Dump, Ref, callback, dump_of
 from atoll.state.session import Session
 from atoll.state.stepped_work import Bug
 from atoll.state.stored_forms import DurationsOf, TurnsOf

@@ -13,11 +13,8 @@ from atoll.controller.sessions.proxy_requests import SliceRequests
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.sessions import Sessions
 from atoll.protocol import messages as m
-from atoll.state.object_dumps import (
-    CountsOf,
-    Dump,
-    dump_of,
-)
+from atoll.state.object_dumps import CountsOf, Dump, Ref, callback, dump_of
+from atoll.state.session import Session
 from atoll.state.stepped_work import Bug
 from atoll.state.stored_forms import DurationsOf, TurnsOf
 
@@ -59,3 +56,6 @@ class QueriesDump(Dump):
 @dump_of(SliceRequests, "slice requests")
 class SliceRequestsDump(Dump):
     """Slice requests have no state of their own."""
+
+
+callback("slice requests: add again", SliceRequests, SliceRequests._add_again, Ref[Session], m.AddSlice)
