@@ -37,12 +37,16 @@ class CompileResult(msgspec.Struct, frozen=True):
         """Return the result for a function that cannot be used for this reason."""
         return replace(self, status=status, function=None, info=None)
 
-    def checked(self) -> CompileResult:
-        """Return the result, which has failed if no device can run the function, or the report is too large."""
+    def checked(self) -> tuple[CompileResult, bytes]:
+        """Return the result with its encoded `info`.
+
+        The result has failed if no device can run the function, or `info` is too large for the report.
+        """
+        encoded = b"" if self.info is None else msgspec.msgpack.encode(self.info)
         if self.function is None or self.info is None:
-            return self
-        problem = _size_problem(self.function.loaded, self.info) or _report_problem(self.info)
-        return self if problem is None else self.failed(problem)
+            return self, encoded
+        problem = _size_problem(self.function.loaded, self.info) or _report_problem(self.info, len(encoded))
+        return (self, encoded) if problem is None else (self.failed(problem), b"")
 
 
 def compiled(name: str, result: CompileResult, info: bytes = b"", title: str = "") -> Compiled:
@@ -76,9 +80,8 @@ def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
     return Status(int(Code.RESOURCE_EXHAUSTED), text)
 
 
-def _report_problem(info: FunctionInfo) -> Status | None:
+def _report_problem(info: FunctionInfo, size: int) -> Status | None:
     """Return why the report cannot be sent, or None. The connection to the controller would end at a larger frame."""
-    size = len(msgspec.msgpack.encode(info))
     if size <= MAX_INFO_BYTES:
         return None
     return Status(

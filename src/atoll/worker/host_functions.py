@@ -241,7 +241,7 @@ class HostFunctions:
 
     def end(self, message: Compile, result: CompileResult) -> None:
         """Keep a compiled function, and report the result. Compile it again if its world was closed meanwhile."""
-        result = result.checked()
+        result, encoded = result.checked()
         name = message.function
         with self.records.lock:
             record = self.records.find(name)
@@ -251,8 +251,7 @@ class HostFunctions:
             again = None if closing is None else self.placer.after_closing(message, closing, record, result)
             others = record.pending.others
             if closing is not None:
-                result = result.failed(closing.status)
-            encoded = b"" if result.info is None else msgspec.msgpack.encode(result.info)
+                result, encoded = result.failed(closing.status), b""
             title = "" if result.info is None else result.info.name
             if again is not None:
                 waiting: Iterable[Callable[[], None]] = ()
