@@ -26,8 +26,8 @@ from atoll.state.session import Session
 # The new locations of virtual devices.
 Changes = Mapping[int, DeviceLocation]
 
-# What a session that is moved or suspended may have: arrays, their shards, and shards on one host. The controller
-# handles all of them in a few turns, and a host reports its own in one message.
+# Limits for a session that is moved or suspended: its arrays, their shards, and the shards on one host. The controller
+# handles all arrays in a few turns, and a host reports its shards in one message.
 MAX_MOVED_ARRAYS = 1 << 16
 MAX_MOVED_SHARDS = 1 << 20
 MAX_MOVED_ON_HOST = 1 << 18
