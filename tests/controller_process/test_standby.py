@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from atoll.controller_process.standby import Standby
 from atoll.controller_process.standby_status import StandbyState, standby_status
 from atoll.controller_process.successor_probe import later_controller
 from atoll.errors import ConnectError
+from atoll.journal import journal
+from atoll.journal.files import JournalDirectory
 from atoll.journal.journal import Journal
 from atoll.journal.successor import Successor
 from atoll.leadership.lease_keeper import LeaseKeeper
@@ -188,6 +192,31 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
         late = await Peer.open(pair.second, "proxy")
         assert (await late.next_of(WELCOME))[1] == 2
         late.connection.close()
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_standby_whose_disk_is_full_takes_over_and_writes_its_journal_later(play, monkeypatch, caplog):
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def scene(pair: Pair) -> None:
+        await pair.is_followed_closely()
+        left = pair.directory / "standby" / "00000007.snapshot"
+        left.write_bytes(b"of an earlier controller")
+        with monkeypatch.context() as patched:
+            patched.setattr(JournalDirectory, "write_snapshot", full)
+            pair.cut()
+            pair.proxy.connection.send(m.Await(8, ()))
+            shell = await pair.taken_over()
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        assert "No space left on device" in caplog.text
+        assert shell.journal is not None
+        assert shell.journal.is_broken
+        assert not left.exists()
+        monkeypatch.setattr(journal.time, "monotonic", lambda at=time.monotonic: at() + 60.0)
+        await until_async(lambda: shell.journal is not None and not shell.journal.is_broken)
         shell.stop()
 
     play(scene)

@@ -304,8 +304,7 @@ class Standby:
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         state.take_over_from(str(self._address), self._where)
         shell = self._make_shell(state)  # if this fails, the files of an earlier journal stay
-        self._directory.clear()
-        shell.keep_journal(self._directory, term).begin()
+        shell.keep_journal(self._directory, term).begin_or_retry()
         shell.resume(term)
         self._shell = shell
         self._progress.takes_over()

@@ -50,7 +50,7 @@ _S = JournalState
 
 # The states that may follow each state. The comments name the methods that cause the transitions.
 TRANSITIONS: Mapping[JournalState, frozenset[JournalState]] = {
-    # `append`, or `snapshot` if the directory is missing; `end`, `close`
+    # `append`, `begin_or_retry`, or `snapshot` if the directory is missing; `end`, `close`
     _S.COMPLETE: frozenset({_S.BROKEN, _S.STOPPED}),
     # `snapshot`; `end`, `close`
     _S.BROKEN: frozenset({_S.REPAIRING, _S.STOPPED}),
@@ -181,6 +181,18 @@ class Journal(StateMachine[JournalState]):
         self._directory.forget_before(self._number)
         self._began = self._cpu_time()
         self.open_segment()
+
+    def begin_or_retry(self) -> None:
+        """Begin in place of the files that an earlier controller left in the directory.
+
+        If the disk rejects the first snapshot, the cluster continues without a journal until a later one succeeds.
+        """
+        try:
+            self._directory.clear()
+            self._successor = Successor()
+            self.begin()
+        except OSError as error:
+            self._fail(error)
 
     def open_segment(self, events: int = 0) -> None:
         """Begin a segment after the existing ones, `events` after the last snapshot. Raises OSError."""
