@@ -7,7 +7,7 @@ from pathlib import Path
 from atoll.cluster.environment_variables import TABLES
 from atoll.cluster.settings import SETTINGS, default_text
 from atoll.cluster.tenant_settings import TenantSettings, limit_text
-from atoll.cluster.topology import MAX_PER_LEVEL
+from atoll.cluster.topology import MAX_DEVICES, MAX_HOSTS, MAX_PER_LEVEL
 from atoll.controller.sessions.proxy_requests import MAX_EARLY_FEEDS
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
@@ -33,6 +33,8 @@ invariants](../design/bounds.md) lists all bounds, including those of queues, bu
 """
 _SIZES = (
     ("islands of a cluster, hosts of an island, devices of a host", MAX_PER_LEVEL, "the cluster does not start"),
+    ("hosts of a cluster", MAX_HOSTS, "the cluster does not start"),
+    ("devices of a cluster", MAX_DEVICES, "the cluster does not start"),
     ("programs of a session", MAX_PROGRAMS, "an error; release programs that are not used"),
     ("functions of a session", MAX_FUNCTIONS, "an error; release functions that are not used"),
     ("nodes of a program", validation.MAX_NODES, "an error; put parts into one jitted function"),

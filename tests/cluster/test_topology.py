@@ -26,6 +26,15 @@ def test_what_is_too_large_is_refused_before_it_is_built(text: str) -> None:
         _ = ClusterSettings(text).topology
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1000x1000x1", "one to 65536 hosts, not 1000000"), ("1000x2x1000", "one to 1048576 devices, not 2000000")],
+)
+def test_a_cluster_has_a_bound_for_all_its_hosts_and_devices(text: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        _ = ClusterSettings(text).topology
+
+
 def test_numbers_may_begin_with_zeros() -> None:
     assert str(Topology.parse("0002x01x" + "0" * 5000 + "4")) == "2x1x4"
 

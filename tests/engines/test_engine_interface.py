@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -10,11 +11,12 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.devices.device_kinds import KNOWN_PLATFORMS, check_platform
+from atoll.engines import local
 from atoll.engines.engine_interface import ENGINES, HostStart, check_engine, make_engine
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.local import LocalEngine
 from atoll.engines.start_engine import EngineProcess
-from atoll.errors import SettingsError
+from atoll.errors import ClusterError, SettingsError
 from atoll.worker.worker_options import WorkerOptions
 
 
@@ -80,3 +82,21 @@ def test_only_the_workers_of_an_embedded_cluster_know_that_they_have_one_client(
     options = EngineOptions(ClusterSettings("1x1x1"), str(tmp_path), client_directories=client_directories)
     worker = msgspec.json.decode(LocalEngine(options).command(HostStart(0, 0, 0, 1, 1, 1))[-1], type=WorkerOptions)
     assert worker.has_one_client == has_one_client
+
+
+@pytest.mark.parametrize(
+    ("islands", "platform", "expected"),
+    [
+        ("40x1x1", "cpu", "the workers of 40 hosts need at least 2.4 GiB of memory, and this machine has 2.0 GiB"),
+        ("1x1x20000", "cpu", "the workers of 1 host need at least 5.6 GiB of memory"),
+        ("40x1x1", "null", ""),
+        ("20x1x1", "cpu", ""),
+    ],
+)
+def test_workers_that_do_not_fit_into_the_memory_are_refused_before_one_starts(
+    islands: str, platform: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "machine_memory", lambda: 2 << 30)
+    options = EngineOptions(ClusterSettings(islands, platform=platform), str(tmp_path))
+    with pytest.raises(ClusterError, match=expected) if expected else nullcontext():
+        LocalEngine(options)

@@ -28,14 +28,12 @@ from atoll.cluster.environment_variables import CLUSTER_FILE
 from atoll.cluster.former_names import present_keys
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.settings import SETTINGS, ClusterSettings
-from atoll.cluster.topology import IslandShape, Topology
+from atoll.cluster.topology import MAX_PER_LEVEL, IslandShape, make_topology
 from atoll.cluster.validation_errors import split_place
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
 
-MAX_ISLANDS = 1 << 16
-
-_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_ISLANDS)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_PER_LEVEL)]
 
 
 class _Island(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,9 +77,11 @@ def read_cluster_file(
     given = {name: SETTINGS[name].from_key(value, f"{path}: {SETTINGS[name].key}") for name, value in given.items()}
     settings = msgspec.structs.replace(settings, **given | dict(flags or {}))
     shapes = [shape for number, each in enumerate(file.island) for shape in _shapes(each, settings, number, path)]
-    if len(shapes) > MAX_ISLANDS:
-        raise SettingsError(f"{path}: a cluster has at most {MAX_ISLANDS} islands, but the file has {len(shapes)}")
-    return msgspec.structs.replace(settings, shapes=tuple(shapes), islands=str(Topology(tuple(shapes))))
+    try:
+        topology = make_topology(shapes)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return msgspec.structs.replace(settings, shapes=topology.shapes, islands=str(topology))
 
 
 def settings_from_environment() -> ClusterSettings:

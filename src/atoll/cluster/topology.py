@@ -16,6 +16,8 @@ from atoll.errors import SettingsError
 from atoll.quantities import counted
 
 MAX_PER_LEVEL = 1 << 16  # islands of a cluster, hosts of an island, and devices of a host
+MAX_HOSTS = 1 << 16  # of a cluster
+MAX_DEVICES = 1 << 20  # of a cluster
 _MAX_DIGITS = 12  # of a number that is read; longer ones are too large in any case
 
 
@@ -72,6 +74,16 @@ class Topology:
             shapes += [IslandShape(hosts, devices, platform, mesh)] * islands
         return cls(tuple(shapes))
 
+    def check(self) -> None:
+        """Raise ValueError for an invalid shape, or too many islands, hosts or devices."""
+        _check_islands(self.islands)
+        for shape in self.shapes:
+            shape.check()
+        if self.host_count > MAX_HOSTS:
+            raise ValueError(f"a cluster has one to {MAX_HOSTS} hosts, not {self.host_count}")
+        if self.device_count > MAX_DEVICES:
+            raise ValueError(f"a cluster has one to {MAX_DEVICES} devices, not {self.device_count}")
+
     @property
     def islands(self) -> int:
         return len(self.shapes)
@@ -88,6 +100,10 @@ class Topology:
     @property
     def host_count(self) -> int:
         return self._first_hosts[-1]
+
+    @property
+    def device_count(self) -> int:
+        return self._first_devices[-1]
 
     def first_host(self, island: int) -> int:
         return self._first_hosts[island]
@@ -153,12 +169,10 @@ def _check_islands(count: int) -> None:
 
 
 def make_topology(shapes: Iterable[IslandShape]) -> Topology:
-    """Return the topology. Raise SettingsError for an invalid shape, or too many islands."""
+    """Return the topology. Raise SettingsError if it is invalid; see `Topology.check`."""
     topology = Topology(tuple(shapes))
     try:
-        _check_islands(topology.islands)
-        for shape in topology.shapes:
-            shape.check()
+        topology.check()
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return topology

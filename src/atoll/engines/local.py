@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.processes.child import describe_exit
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
+from atoll.cluster.topology import Topology
 from atoll.devices.accelerators import DeviceShares, devices
 from atoll.devices.device_kinds import kind_of
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
@@ -21,7 +23,13 @@ from atoll.engines.worker_command import (
     worker_command,
     worker_environment,
 )
+from atoll.errors import ClusterError
+from atoll.quantities import counted, human_bytes
 from atoll.wire.address import Address, parse_address
+
+
+# What an idle worker has for itself, without the pages that it shares with others.
+_WORKER_BYTES, _DEVICE_BYTES = 60 << 20, 288 << 10
 
 
 class LocalEngine:
@@ -41,6 +49,7 @@ class LocalEngine:
         for platform in options.settings.topology.platforms:
             shapes = [each for each in options.settings.topology.shapes if each.platform == platform]
             self._shares.check(platform, sum(each.hosts * each.devices for each in shapes))
+        _check_memory(options.settings.topology)
 
     @property
     def agents(self) -> AgentHandler | None:
@@ -104,3 +113,15 @@ class LocalEngine:
         bulk = Address(host=self._address.host)
         is_secured = self._address.tls and self._options.settings.bulk_tls is OnOff.ON
         return str(bulk.secured() if is_secured else bulk)
+
+
+def _check_memory(topology: Topology) -> None:
+    """Raise ClusterError if this machine has too little memory for one worker per host."""
+    shapes = [each for each in topology.shapes if not kind_of(each.platform).process_per_island]
+    hosts = sum(each.hosts for each in shapes)
+    needed = hosts * _WORKER_BYTES + sum(each.hosts * each.devices for each in shapes) * _DEVICE_BYTES
+    if needed > machine_memory():
+        raise ClusterError(
+            f"the workers of {counted(hosts, 'host')} need at least {human_bytes(needed)} of memory, and this machine "
+            f"has {human_bytes(machine_memory())}: use fewer hosts or devices, or `--engine hosts` on several machines"
+        )

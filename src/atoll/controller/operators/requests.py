@@ -31,7 +31,6 @@ from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.session import Session
 
-_MAX_ISLANDS = 1 << 16
 Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest | m.UndrainRequest
 
 
@@ -193,11 +192,9 @@ class Operators:
     # ---- new islands
 
     def _add_island(self, operator: int, ask: m.AddIslandRequest) -> None:
-        if len(self._resources.islands) >= _MAX_ISLANDS:
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster has at most {_MAX_ISLANDS} islands")
         shape = ask.shape or self._shape_like(ask.like)
         try:
-            shape.check()
+            self._resources.topology.with_island(shape).check()
         except ValueError as error:
             raise invalid(str(error)) from None
         island = self._resources.add_island(shape)
