@@ -27,8 +27,7 @@ from atoll.errors import ClusterError
 from atoll.quantities import counted, human_bytes
 from atoll.wire.address import Address, parse_address
 
-
-# What an idle worker has for itself, without the pages that it shares with others.
+# The memory of an idle worker, without the pages that it shares with other processes.
 _WORKER_BYTES, _DEVICE_BYTES = 60 << 20, 288 << 10
 
 
