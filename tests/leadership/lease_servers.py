@@ -29,6 +29,7 @@ from atoll.leadership.etcd_lease import EtcdLease
 from atoll.leadership.lease_http import LeaseServer
 
 ETCD = shutil.which("etcd")
+TOKEN = "a token"
 _START_SECONDS = 60.0
 _MAX_STARTS = 5
 
@@ -54,17 +55,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
-    """HTTP server on loopback, in threads of this process."""
+    """HTTP server in threads of this process, by default on loopback."""
 
     daemon_threads = True
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.lock = threading.Lock()
         self.revision = 0
-        self.address = f"127.0.0.1:{self.server_port}"
+        self.address = f"{host}:{self.server_port}"
 
     def answer(self, method: str, path: str, body: Any, authorization: str) -> tuple[int, Any]:
         raise NotImplementedError
@@ -87,8 +88,8 @@ class FakeServer(http.server.ThreadingHTTPServer):
 class FakeEtcd(FakeServer):
     """The requests of etcd's JSON gateway that a lease sends, for any keys."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(tls)
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        super().__init__(tls, host)
         self.values: dict[str, tuple[int, str]] = {}
 
     def answer(self, method: str, path: str, body: Any, authorization: str) -> tuple[int, Any]:
@@ -113,17 +114,17 @@ class FakeEtcd(FakeServer):
 
 
 class FakeKubernetes(FakeServer):
-    """The API of Kubernetes Leases, with conflicts of resource versions, for holders of the token "a token"."""
+    """The API of Kubernetes Leases, with conflicts of resource versions, for holders of TOKEN."""
 
     _PATH = "/apis/coordination.k8s.io/v1/namespaces/atoll/leases"
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(tls)
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        super().__init__(tls, host)
         self.leases: dict[str, dict[str, Any]] = {}
 
     def answer(self, method: str, path: str, body: Any, authorization: str) -> tuple[int, Any]:
         with self.lock:
-            if authorization != "Bearer a token":
+            if authorization != f"Bearer {TOKEN}":
                 return self._status(401, "Unauthorized")
             if not path.startswith(self._PATH):
                 return self._status(403, f"leases is forbidden: cannot {method.lower()} resource")
@@ -213,8 +214,8 @@ def _start_etcd(program: str, directory: Path) -> tuple[subprocess.Popen[bytes],
     raise AssertionError(f"etcd has ended {_MAX_STARTS} times")
 
 
-def loopback_certificates(directory: Path) -> dict[str, Path]:
-    """Write a certificate authority, and a certificate for 127.0.0.1 with its key. Return the files, by variable."""
+def server_certificates(directory: Path, host: str = "127.0.0.1") -> dict[str, Path]:
+    """Write a certificate authority, and a certificate for `host` with its key. Return the files, by variable."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
     now = datetime.now(UTC)
@@ -228,7 +229,7 @@ def loopback_certificates(directory: Path) -> dict[str, Path]:
         .not_valid_after(now + timedelta(hours=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
         .sign(key, hashes.SHA256())
     )
     encoded = certificate.public_bytes(Encoding.PEM)

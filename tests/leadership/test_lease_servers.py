@@ -28,8 +28,8 @@ from tests.leadership.lease_servers import (
     FakeKubernetes,
     FakeServer,
     decoded,
-    loopback_certificates,
     real_etcd,
+    server_certificates,
     serving_context,
 )
 
@@ -222,7 +222,7 @@ def test_a_reply_that_is_no_json_is_none(content):
 
 
 def test_a_pod_reaches_the_api_server_with_its_own_token_and_authority(account, tmp_path):
-    files = loopback_certificates(tmp_path)
+    files = server_certificates(tmp_path)
     (account / "ca.crt").write_bytes(files["ATOLL_LEADER_LEASE_AUTHORITY"].read_bytes())
     server = FakeKubernetes(serving_context(files))
     with server.serving():
@@ -273,7 +273,7 @@ def test_a_key_with_another_value_is_not_taken_for_a_lease(etcd, value):
 
 
 def test_etcd_with_tls_gets_the_certificate_of_the_settings(tmp_path):
-    files = loopback_certificates(tmp_path)
+    files = server_certificates(tmp_path)
     environment = {variable: str(path) for variable, path in files.items()}
     server = FakeEtcd(serving_context(files, ssl.CERT_REQUIRED))
     with server.serving():

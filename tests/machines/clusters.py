@@ -165,6 +165,21 @@ class MachineCluster(Commands):
         self._host_started = time.monotonic()
         return self.start(machine, [*under, *ATOLL, "host", "--address", self.known_as, *options], **secret, **more)
 
+    def standby(self, machine: str, *options: str, of: str = "m0") -> Process:
+        """Start a standby on a machine, with a copy of the certificate authority, as an operator would make it.
+
+        The authority is /tmp/authority.
+        """
+        shown = self.start("m0", ["cat", "/tmp/authority"])
+        shown.wait()
+        copy = ["sh", "-c", 'umask 077; printf %s "$KEPT" > /tmp/authority']
+        assert self.start(machine, copy, KEPT=shown.output).wait() == 0
+        listen = ("--listen", f"{self.bed.address(machine)}:{PORT}")
+        follows = ("--standby", f"{self.bed.address(of)}:{PORT}")
+        process = self.start(machine, [*ATOLL, "up", "--foreground", *follows, *listen, *options])
+        process.line(lambda line: "follows the controller at" in line)
+        return process
+
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
         """Run an `atoll` command, and return its result. It only asks the controller at `address`."""
         process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self.join)

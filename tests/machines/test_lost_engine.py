@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.machines.bed import Machines
-from tests.machines.clusters import ATOLL, PORT, MachineCluster, Process
+from tests.machines.clusters import PORT, MachineCluster
 from tests.machines.plugin import long, make_machines  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 LEASE = 4.0
-KEPT = ("--authority", "/tmp/authority")
+KEPT = ("--authority", "/tmp/authority", "--journal", "/tmp/journal")
 
 # Computes on the devices of the islands on m2 and m3, with an array that only they have.
 LOOP = """
@@ -41,27 +41,12 @@ LOOP = """
 def cluster(make_machines: Callable[..., Machines]) -> Iterator[MachineCluster]:  # noqa: F811
     """Start three islands of one host: on m0 beside controller and engine, on m2 and on m3. m1 is a spare."""
     bed = make_machines(4)
-    with MachineCluster(bed, "3x1x2", None, "--lease", str(LEASE), *KEPT, "--journal", "/tmp/journal") as cluster:
+    with MachineCluster(bed, "3x1x2", None, "--lease", str(LEASE), *KEPT) as cluster:
         for island, machine in enumerate(("m0", "m2", "m3")):
             cluster.host(machine, "--island", str(island))
         cluster.is_up()
         yield cluster
         print(cluster.log())
-
-
-def standby(cluster: MachineCluster, machine: str, of: str, directory: str = "/tmp/state") -> Process:
-    """Start a standby on a machine, with a copy of the cluster's certificate authority, as an operator would
-    make it.
-    """
-    shown = cluster.start("m0", ["cat", "/tmp/authority"])
-    shown.wait()
-    copy = ["sh", "-c", 'umask 077; printf %s "$KEPT" > /tmp/authority']
-    assert cluster.start(machine, copy, KEPT=shown.output).wait() == 0
-    listen = ("--listen", f"{cluster.bed.address(machine)}:{PORT}", "--journal", "/tmp/journal")
-    follows = ("--standby", f"{cluster.bed.address(of)}:{PORT}")
-    process = cluster.start(machine, [*ATOLL, "up", "--foreground", *follows, *listen, *KEPT])
-    process.line(lambda line: "follows the controller at" in line)
-    return process
 
 
 def wait_until(cluster: MachineCluster, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> None:
@@ -89,7 +74,7 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
     bed = cluster.bed
     spare = cluster.host("m1")
     spare.line(lambda line: "has joined" in line)
-    follower = standby(cluster, "m1", "m0")
+    follower = cluster.standby("m1", *KEPT)
     script = cluster.script("m3", LOOP)
     script.line(lambda line: line.startswith("step 20 "))
     before = workers(cluster.status())
@@ -123,7 +108,7 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
 @long
 def test_running_work_goes_on_soon_after_the_machine_of_the_controller_is_cut_off(cluster: MachineCluster) -> None:
     cluster.host("m1").line(lambda line: "has joined" in line)
-    follower = standby(cluster, "m1", "m0")
+    follower = cluster.standby("m1", *KEPT)
     script = cluster.script("m3", LOOP)
     script.line(lambda line: line.startswith("step 20 "))
 

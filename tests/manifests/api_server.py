@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from atoll.errors import LeaseError
 from atoll.leadership.lease_http import LeaseServer
 from tests.cluster_process import free_port
-from tests.leadership.lease_servers import etcd_process, loopback_certificates
+from tests.leadership.lease_servers import etcd_process, server_certificates
 
 _ADMIN = "administrator"
 _START_SECONDS = 120.0
@@ -54,7 +54,7 @@ class ApiServer:
     def __init__(self, program: str, etcd: str, directory: Path) -> None:
         self._directory = directory
         port = free_port()
-        files = loopback_certificates(directory)
+        files = server_certificates(directory)
         self.authority = files["ATOLL_LEADER_LEASE_AUTHORITY"]
         key = rsa.generate_private_key(65537, 2048)
         encoded = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
