@@ -24,6 +24,14 @@ def test_a_misspelled_variable_is_reported_with_the_name_that_was_meant(name: st
     ]
 
 
+def test_a_shape_in_the_variable_for_the_number_of_an_island_is_reported() -> None:
+    assert misspelled_variables({"ATOLL_ISLAND": "1x1x4"}) == [
+        "the environment variable ATOLL_ISLAND is the number of an island, for `atoll host`; did you mean "
+        "ATOLL_ISLANDS?"
+    ]
+    assert misspelled_variables({"ATOLL_ISLAND": ""}) == []
+
+
 def test_known_variables_and_those_of_others_are_not_reported() -> None:
     known = [each.variable for each in SETTINGS.values()] + [
         each.variable for table in TABLES for each in table.settings

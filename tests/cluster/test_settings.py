@@ -62,7 +62,7 @@ def test_variables_set_settings(
 @pytest.mark.parametrize(
     ("variable", "value", "error"),
     [
-        ("ATOLL_ISLANDS", "2x2", "invalid topology '2x2': expected ISLANDSxHOSTSxDEVICES"),
+        ("ATOLL_ISLANDS", "2x2", "expected ISLANDSxHOSTSxDEVICES"),
         ("ATOLL_DEVICE_MEMORY", "much", "expected an amount of memory, such as 16GiB"),
         ("ATOLL_DISPATCH", "serial", "expected parallel or sequential"),
         ("ATOLL_LEASE", "1", "expected a number of seconds, 3 or more"),

@@ -445,7 +445,7 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
         (("--platform", "gpu"), "give cuda or rocm"),
         (("--platform", "cuda", "--resource", "nvidia.com/gpu=2"), "requests the devices of its island already"),
         (("--toleration", "a=b"), "expected KEY:EFFECT or KEY=VALUE:EFFECT"),
-        (("--islands", "2x2"), "invalid topology"),
+        (("--islands", "2x2"), "expected ISLANDSxHOSTSxDEVICES"),
         (("--engine", "local"), "--engine hosts"),
         (("--tenants", "tenants.toml"), "invalid name 'An.other' for a Secret"),
     ],

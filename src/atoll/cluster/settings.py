@@ -416,9 +416,13 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         if self.shapes:
             return make_topology(self.shapes)
         try:
-            shapes = Topology.parse(self.islands, self.platform, parse_mesh(self.mesh)).shapes
+            mesh = parse_mesh(self.mesh)
         except ValueError as error:
             raise SettingsError(str(error)) from None
+        try:
+            shapes = Topology.parse(self.islands, self.platform, mesh).shapes
+        except ValueError as error:
+            raise SettingsError(f"invalid islands {self.islands!r}: {error}") from None
         return make_topology(shapes)
 
     @property

@@ -59,15 +59,15 @@ class Topology:
     def parse(cls, text: str, platform: str = "", mesh: Shape = ()) -> Topology:
         """Parse "2x1x4" (two islands of one host with four devices) or several joined by +, such as "1x2x4+1x1x8".
 
-        Raise ValueError for other text.
+        Raise ValueError with the expected form for other text.
         """
         shapes: list[IslandShape] = []
         for part in text.lower().split("+"):
             numbers = part.strip().split("x")
             if len(numbers) != 3 or not all(each.isascii() and each.isdigit() and each.strip("0") for each in numbers):
                 raise ValueError(
-                    f"invalid topology {text!r}: expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of "
-                    "these if islands differ, such as 1x2x4+1x1x8"
+                    "expected ISLANDSxHOSTSxDEVICES, such as 1x1x8 or 2x1x4; or several of these if islands differ, "
+                    "such as 1x2x4+1x1x8"
                 )
             islands, hosts, devices = (int(each.lstrip("0")[:_MAX_DIGITS]) for each in numbers)
             _check_islands(len(shapes) + islands)
