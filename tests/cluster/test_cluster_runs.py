@@ -106,7 +106,7 @@ def test_runs_that_cannot_be_listed_are_not_reported_as_none(state: Path, caplog
     with pytest.raises(ClusterError, match="cannot list the runs"):
         runs_of("one")
     assert new_run(RunRecord("one")) is None
-    assert "the log of one ends with it, because it cannot be kept: cannot list the runs" in caplog.text
+    assert "the log of cluster one will be lost when the cluster ends: cannot list the runs" in caplog.text
 
 
 def test_on_a_full_disk_a_run_has_no_record_and_leaves_nothing(
@@ -117,7 +117,7 @@ def test_on_a_full_disk_a_run_has_no_record_and_leaves_nothing(
 
     monkeypatch.setattr(cluster_runs, "write_atomically", full)
     assert new_run(RunRecord("one")) is None
-    assert "the log of one ends with it, because it cannot be kept: [Errno 28] No space left" in caplog.text
+    assert "the log of cluster one will be lost when the cluster ends: [Errno 28] No space left" in caplog.text
     assert runs_of("one") == []
 
 

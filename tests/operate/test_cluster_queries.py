@@ -138,6 +138,13 @@ def test_an_embedded_cluster_is_not_ended_unless_it_is_named(runtime: Path) -> N
     assert found(name=f"embedded-{STRANGER}", embedded=False) == f"unix:/e{STRANGER}"
 
 
+def test_an_unknown_name_is_answered_with_the_clusters_that_are_up(runtime: Path) -> None:
+    stays("mine")
+    embedded(runtime, STRANGER)
+    with pytest.raises(ClusterError, match=rf"no cluster your is up \(tried .*; up: mine, embedded-{STRANGER}\)"):
+        find(name="your")
+
+
 def test_among_several_embedded_clusters_one_has_to_be_chosen(runtime: Path) -> None:
     embedded(runtime, STRANGER)
     embedded(runtime, STRANGER + 1)

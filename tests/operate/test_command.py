@@ -405,6 +405,29 @@ def test_islands_that_cannot_be_are_explained(user: User, command: str, islands:
     assert reason in ended.stderr
 
 
+def test_up_tells_that_it_does_not_read_the_islands_of_embedded_clusters(user: User) -> None:
+    started = user.atoll("up", *WITHOUT_XLA, ATOLL_ISLANDS="2x1x4").check()
+    assert "ATOLL_ISLANDS is only for embedded clusters: this cluster has the islands 1x1x8\n" in started.stderr
+
+
+def test_run_without_a_command_prints_its_help_alone(user: User) -> None:
+    ended = user.atoll("run")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Usage: atoll run ")
+    assert "see `atoll run --help`" not in ended.stderr
+
+
+def test_a_choice_that_does_not_exist_is_explained_without_words_of_the_parser(user: User) -> None:
+    ended = user.atoll("usage", "--by", "foo")
+    assert ended.returncode == 2
+    assert "atoll: Invalid value for '--by': 'foo' is not one of 'tenant', 'session', 'program'" in ended.stderr
+
+
+def test_without_runs_the_list_of_runs_is_a_sentence(user: User) -> None:
+    assert user.atoll("ps").check().stdout == "no named runs\n"
+    assert json.loads(user.atoll("ps", "--json").check().stdout) == []
+
+
 @pytest.mark.parametrize("command", [("up",), ("run", "true"), ("proxy",)])
 @pytest.mark.parametrize(("option", "known"), [("--platform", "cpu, cuda, gpu"), ("--engine", "local")])
 def test_a_platform_or_engine_that_there_is_not_is_refused_with_those_that_there_are(
@@ -423,7 +446,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, s
 def test_a_user_whose_state_cannot_be_written_starts_clusters_but_no_detached_scripts(user: User) -> None:
     user.env |= {"ATOLL_STATE_DIR": "/proc/nope"}
     started = user.atoll("up", "--islands", "1x1x1", *WITHOUT_XLA).check()
-    assert "the log of default ends with it, because it cannot be kept" in started.stderr
+    assert "the log of cluster default will be lost when the cluster ends: " in started.stderr
     ended = user.atoll("run", "--detach", "--name", "one", "true")
     assert (ended.returncode, ended.stderr) == (1, "atoll: /proc/nope: No such file or directory\n")
 

@@ -165,6 +165,11 @@ def test_an_unknown_name_is_answered_with_those_that_exist() -> None:
     followed("run-7")
 
 
+def test_an_unknown_name_is_answered_without_a_list_if_there_are_no_scripts() -> None:
+    with pytest.raises(ClusterError, match=r"no script run-8 was started with .* on this machine$"):
+        followed("run-8")
+
+
 def test_the_records_of_the_last_scripts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detached_scripts, "MAX_ENDED", 2)
     for number in range(4):

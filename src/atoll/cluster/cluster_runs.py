@@ -163,7 +163,7 @@ def new_run(record: RunRecord) -> ClusterRun | None:
             shutil.rmtree(latest.directory, ignore_errors=True)
             raise
     except (OSError, ClusterError) as error:
-        _log.warning("the log of %s ends with it, because it cannot be kept: %s", name, error)
+        _log.warning("the log of cluster %s will be lost when the cluster ends: %s", name, error)
         return None
     earlier = []
     for run in known:

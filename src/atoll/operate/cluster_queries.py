@@ -129,7 +129,9 @@ def _find(address: str, name: str, join: str, embedded: bool) -> Target:
     if not found:
         tried = registry.address(name or DEFAULT_NAME)
         ended = _last_end(name)
-        text = f"no cluster{' ' + name if name else ''} is up (tried {tried}{f'; {ended}' if ended else ''})"
+        others = ", ".join(each.name for each in (*standing, *embedded_ones))
+        facts = [f"tried {tried}", *([ended] if ended else []), *([f"up: {others}"] if others else [])]
+        text = f"no cluster{' ' + name if name else ''} is up ({'; '.join(facts)})"
         raise ClusterError(f"{text}: {_START_HINT}")
     if len(found) > 1:
         names = ", ".join(each.title for each in found)

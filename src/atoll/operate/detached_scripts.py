@@ -186,8 +186,9 @@ def follow(name: str, write: Callable[[bytes], object]) -> ScriptRecord:
     directory = _directory(check_array_name(name))
     record = _read(directory)
     if record is None:
-        known = ", ".join(each.name for each in scripts()) or "none"
-        raise ClusterError(f"no script {name} was started with `atoll run --detach` on this machine; known are {known}")
+        known = ", ".join(each.name for each in scripts())
+        text = f"no script {name} was started with `atoll run --detach` on this machine"
+        raise ClusterError(f"{text}; known are {known}" if known else text)
     if record.is_elsewhere:
         raise ClusterError(
             f"{name} was started on the machine {record.machine}: `atoll attach {name}` follows it there"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import key_file
-from atoll.cluster.environment_variables import KEY_FILE
+from atoll.cluster.environment_variables import KEY_FILE, STATE_DIRECTORY
 from atoll.errors import AccessError
 
 _BYTES = 32
@@ -41,7 +41,8 @@ def _read(path: Path) -> bytes:
             key = file.read(_MAX_BYTES)
     except OSError as error:
         raise AccessError(
-            f"cannot read or create the key file {path}: {error.strerror}; set {KEY_FILE.variable} to another file"
+            f"cannot read or create the key file {path}: {error.strerror}; set {KEY_FILE.variable} to another file, or "
+            f"{STATE_DIRECTORY.variable} to another directory"
         ) from None
     if found.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise AccessError(f"other users can read the key file {path}: chmod 600 {path}")

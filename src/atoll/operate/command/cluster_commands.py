@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from atoll.cluster.environment_variables import AUTHORITY, LEADER_LEASE
-from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
+from atoll.cluster.settings import DEFAULT_ENGINE, SETTINGS, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
 from atoll.decodable import decodable
@@ -23,8 +23,8 @@ from atoll.errors import AtollError, ClusterError, LeaseError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
     ClusterOptions,
-    Islands,
     RunningCluster,
+    StandingIslands,
     tenant_tokens,
     token,
     up_settings,
@@ -62,7 +62,7 @@ HostJoinFile = Annotated[
 @with_option_groups
 def up(
     *,
-    islands: Islands = None,
+    islands: StandingIslands = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -163,6 +163,8 @@ def up(
     from atoll.wire.address import parse_address
 
     settings = up_settings(islands, cluster)
+    if islands is None and not settings.shapes and not standby and (unused := SETTINGS["islands"]).text():
+        echo(f"{unused.variable} is only for embedded clusters: this cluster has the islands {settings.islands}")
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     insecure = insecure or is_insecure()
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}

@@ -194,5 +194,9 @@ def _fail_usage(error: Any) -> NoReturn:
     if not message:  # without arguments, Typer has shown the help
         sys.exit(2)
     context = getattr(error, "ctx", None)
+    if context is not None and message == context.get_help():  # a command that needs arguments got none
+        print(message, file=sys.stderr)
+        sys.exit(2)
     command = context.command_path if context is not None else "atoll"
+    message = message.replace("Value error, ", "", 1)  # a word of the parser that Typer uses
     fail(f"{message} (see `{command} --help`)", getattr(error, "exit_code", 2))

@@ -147,6 +147,15 @@ Islands = Annotated[
         metavar=_ISLANDS.form.metavar,
     ),
 ]
+StandingIslands = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{_ISLANDS.help} Without this and --cluster both, {DEFAULT_ISLANDS}. {_ISLANDS.variable} is only for "
+        "embedded clusters.",
+        parser=_parser(_ISLANDS),
+        metavar=_ISLANDS.form.metavar,
+    ),
+]
 EmbeddedIslands = Annotated[
     str | None,
     typer.Option(

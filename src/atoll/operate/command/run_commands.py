@@ -59,6 +59,9 @@ def ps(
     if as_json:
         print(json.dumps(rows, indent=1))
         return
+    if not rows:
+        print("no named runs")
+        return
     table = TextTable(
         "Runs",
         *map(text_column, ("run", "script", "session")),
