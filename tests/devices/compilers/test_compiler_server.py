@@ -266,3 +266,19 @@ def test_cpu_time_is_limited(limited: Callable[[CompilerLimits], CompilerServer]
     assert "wide5 (-:2) cannot be compiled" in error.status.message
     assert "1 s of CPU time" in error.status.message
     assert next_compiles(server)
+
+
+def test_the_output_of_a_process_looks_like_no_record_of_the_log(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    readable, writable = os.pipe()
+    output = Output(readable)
+    os.write(writable, b"\x1b[2J\n2026-01-01 00:00:00,000 atoll engine[1] ERROR x: all is lost\nand")
+    assert output.read()
+    os.close(writable)
+    assert not output.read()
+    output.close()
+    assert capfdbinary.readouterr().err.splitlines() == [
+        rb"  compiler: \x1b[2J",
+        b"  compiler: 2026-01-01 00:00:00,000 atoll engine[1] ERROR x: all is lost",
+        b"  compiler: and",
+    ]
+    assert output.text().endswith("all is lost\nand"), "errors quote it as it is"

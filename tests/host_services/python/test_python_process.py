@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from atoll.cluster.processes.child import how_it_ended
+from atoll.cluster.sandbox.grants import Sandbox, View
 from atoll.errors import FrameError
 from atoll.host_services.python import python_process as module
 from atoll.host_services.python.python_process import PythonProcess
@@ -44,6 +46,17 @@ class Reaped(PythonProcess):
         return process
 
 
+class Printing(PythonProcess):
+    """Process that prints a line with control characters, and one like those of Atoll's own log."""
+
+    def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-S", "-c", f"print({PRINTED!r})"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+
+
+PRINTED = "\x1b[31mred\x1b[0m\n2026-01-01 00:00:00,000 atoll engine[1] ERROR x: all is lost"
+
+
 def _ignore(_: Any) -> None:
     pass
 
@@ -51,10 +64,12 @@ def _ignore(_: Any) -> None:
 Made = TypeVar("Made", bound=PythonProcess)
 
 
-def _process(kind: type[Made], rendezvous: Rendezvous = nowhere) -> tuple[Made, queue.SimpleQueue[str]]:
+def _process(
+    kind: type[Made], rendezvous: Rendezvous = nowhere, view: View = View.USER
+) -> tuple[Made, queue.SimpleQueue[str]]:
     """Return a process that has not started, and a queue of why it has ended and when it is gone."""
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
-    options: Any = None
+    options: Any = SimpleNamespace(sandbox=Sandbox(view))
     return kind("a session", options, rendezvous, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0), ends
 
 
@@ -139,3 +154,19 @@ def test_a_process_can_be_killed_at_once() -> None:
     process.kill_at_once()
     assert "signal 9" in ends.get(timeout=SECONDS)
     assert ends.get(timeout=SECONDS) == "gone"
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_only_the_output_of_tenants_is_escaped_and_attributed(
+    view: View, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    process, ends = _process(Printing, view=view)
+    process.start()
+    assert "exited with 0; its last lines:\n" + PRINTED in ends.get(timeout=SECONDS)
+    assert ends.get(timeout=SECONDS) == "gone"
+    if view is View.GRANTED:
+        lines = (r"\x1b[31mred\x1b[0m", PRINTED.splitlines()[1])
+        expected = "".join(f"  a session: {line}\n" for line in lines)
+    else:
+        expected = PRINTED + "\n"
+    assert capfdbinary.readouterr().err.decode() == expected

@@ -21,6 +21,7 @@ from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.oom_kills import OomKills
+from atoll.cluster.processes.process_logging import attributed_line
 from atoll.cluster.processes.process_runtime import command, end, own_environment
 from atoll.decodable import decodable
 from atoll.errors import ClusterError
@@ -173,11 +174,13 @@ _LINES, _BYTES = 20, 4096
 class ExitMessage:
     """Copies the `output` of a child process to standard error, on a thread, and keeps its last lines.
 
-    The thread closes `output` at its end.
+    The thread closes `output` at its end. If others than the user of this process may have written the output, `source`
+    names them in each line (`attributed_line`).
     """
 
-    def __init__(self, output: IO[bytes], name: str) -> None:
+    def __init__(self, output: IO[bytes], name: str, source: str = "") -> None:
         self._output = output
+        self._source = source
         self._lines: collections.deque[bytes] = collections.deque(maxlen=_LINES)
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -187,7 +190,7 @@ class ExitMessage:
             while line := self._output.readline(_BYTES):  # bounded, since the output may have no line breaks
                 self._lines.append(line)
                 with contextlib.suppress(OSError):
-                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.write(attributed_line(line, self._source) if self._source else line)
                     sys.stderr.buffer.flush()
 
     def text(self, seconds: float) -> str:

@@ -55,6 +55,14 @@ def logging_environment() -> dict[str, str]:
     return {LOG.variable: LOG.text() or "info"}
 
 
+def attributed_line(line: bytes, source: str) -> bytes:
+    """Return a line that `source` has printed, for the log.
+
+    It is indented and escaped, so that it looks like no record of the log, and controls no terminal.
+    """
+    return f"  {source}: {printable_text(line.decode(errors='replace').rstrip())}\n".encode()
+
+
 class TextFormatter(logging.Formatter):
     """Formats lines for people. Escapes unprintable characters, which users may have put into a message.
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from atoll.cluster.environment_variables import LOG
 from atoll.cluster.processes.child import signal_name
 from atoll.cluster.processes.oom_kills import OomKills
+from atoll.cluster.processes.process_logging import attributed_line
 from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.processes.process_table import cpu_ticks
 from atoll.decodable import decodable
@@ -63,7 +64,7 @@ _NEAR_LIMIT = 0.8
 
 
 class Output:
-    """The output of a process, which is forwarded to this process's standard error. Errors quote its end.
+    """The output of a process, whose lines are forwarded to this process's standard error. Errors quote its end.
 
     Stack frames of C++ are not quoted. XLA prints one per line, after the readable part.
     """
@@ -89,10 +90,9 @@ class Output:
                 return True
             if not part:
                 return False
-            with contextlib.suppress(OSError):
-                os.write(2, part)
             *lines, self._rest = (self._rest + part).split(b"\n")
             self._rest = self._rest[:_PACKET_BYTES]
+            _forward(lines)
             self._lines.extend(each for each in lines if not each.lstrip().startswith(b"@"))
         return True
 
@@ -101,6 +101,13 @@ class Output:
 
     def close(self) -> None:
         os.close(self._descriptor)
+        if self._rest:
+            _forward([self._rest])
+
+
+def _forward(lines: Sequence[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"".join([attributed_line(line, "compiler") for line in lines]))
 
 
 class CompilerCrashedError(Exception):

@@ -187,7 +187,8 @@ class PythonProcess:
         """Serve the link until the process ends it. Return how the process ended."""
         assert process.stdout is not None
         kills = OomKills()
-        words = ExitMessage(process.stdout, f"atoll-python-log-{self.name}")
+        is_of_tenant = self._options.sandbox.view is View.GRANTED
+        words = ExitMessage(process.stdout, f"atoll-python-log-{self.name}", self.name if is_of_tenant else "")
         threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
         try:
             link.receive(self._on_message, self._keep, MAX_INBOX_BYTES)
