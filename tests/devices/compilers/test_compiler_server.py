@@ -281,4 +281,4 @@ def test_the_output_of_a_process_looks_like_no_record_of_the_log(capfdbinary: py
         b"  compiler: 2026-01-01 00:00:00,000 atoll engine[1] ERROR x: all is lost",
         b"  compiler: and",
     ]
-    assert output.text().endswith("all is lost\nand"), "errors quote it as it is"
+    assert output.text().endswith("all is lost\nand"), "errors quote it unescaped"
