@@ -162,6 +162,24 @@ class Network:
         return dialed
 
 
+class _Accepted(Connection):
+    """A connection that passes on why it is refused."""
+
+    def __init__(
+        self,
+        kind: Any,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
+        on_refusal: Callable[[str], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(kind, on_message, on_lost, **options)
+        self._on_refusal = on_refusal
+
+    def refuse(self, reason: str) -> None:
+        self._on_refusal(reason)
+
+
 class Listener:
     """Grants each connection; keeps what comes on the first, which is the one that tests dial."""
 
@@ -170,6 +188,7 @@ class Listener:
         self.puts_off = 0  # the next first messages
         self.messages: list[Any] = []
         self.events: list[str] = []
+        self.refusals: list[str] = []  # that a controller would log
         self.connection: AcceptedConnection | Connection
         self.watched: dict[int, Callable[[], None]] = {}
         self.superseded: list[int] = []  # later terms of peers
@@ -222,7 +241,9 @@ class Listener:
             transport.ignore()
             self.table.resume(transport, message)
 
-        transport = Connection(Hello | Note, first, lambda reason: None, name="the worker", on_link=on_link)
+        transport = _Accepted(
+            Hello | Note, first, lambda reason: None, self.refusals.append, name="the worker", on_link=on_link
+        )
         return transport
 
 

@@ -214,6 +214,7 @@ def test_who_knows_a_number_and_no_secret_gets_nothing():
         intruder.connection.drop("the test")
         await until(lambda: bool(intruder.lost))
         assert "it is unknown here" in intruder.lost[0]
+        assert listener.refusals == ["its connection is not resumed: it is unknown here or has ended"]
         assert not listener.events
         assert not dialer.lost
 
@@ -323,6 +324,20 @@ def test_a_connection_that_confirms_its_end_returns_if_it_is_away(can_dial):
         if can_dial:
             assert listener.events[-1] == "the worker closed the connection"
         assert dialer.lost == []
+
+    play(main)
+
+
+def test_a_peer_that_confirms_its_end_is_not_logged_as_refused():
+    async def main() -> None:
+        listener = Listener()
+        network = Network([])
+        dialer = await Dialer.open(network, listener, confirms_close=True)
+        await until(lambda: dialer.connection.can_resume)
+        dialer.connection.close()
+        await until(lambda: dialer.connection.is_closed)
+        assert (network.transports, listener.events) == (2, ["the worker closed the connection"])
+        assert listener.refusals == []
 
     play(main)
 

@@ -246,7 +246,8 @@ class ResumableConnections:
         link = None if connection is None else connection.link
         refusal = self._acceptor.refusal(message, link, transport.peer_role)
         if refusal is not None:
-            self._refuse(transport, refusal)
+            # A peer with the secret of a connection that has ended confirms its close, which needs no line in the log.
+            self._refuse(transport, refusal, is_logged=link is not None or not self._acceptor.is_secret_of(message))
             return
         assert connection is not None
         if message.attempt <= connection.link.attempt:  # the peer has dialed again since
@@ -259,8 +260,9 @@ class ResumableConnections:
                 self._refuse(transport, ResumeRefused(str(error), final=True))
                 connection.lose(str(error))
 
-    def _refuse(self, transport: Connection, refusal: ResumeRefused) -> None:
-        transport.refuse(f"its connection is not resumed: {refusal.reason}")
+    def _refuse(self, transport: Connection, refusal: ResumeRefused, *, is_logged: bool = True) -> None:
+        if is_logged:
+            transport.refuse(f"its connection is not resumed: {refusal.reason}")
         transport.send_link(refusal)
         transport.close()
 
