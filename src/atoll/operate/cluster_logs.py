@@ -52,8 +52,9 @@ def run_of(name: str, back: int = 0) -> ClusterRun:
         raise ClusterError(
             f"the log of cluster {name} has {counted(len(found), 'run')}: `atoll logs --runs` lists them"
         )
-    known = ", ".join(names_of_runs()) or "no cluster"
-    raise ClusterError(f"no log of a cluster {name or DEFAULT_NAME} on this machine; there are logs of {known}")
+    known = ", ".join(names_of_runs())
+    text = f"no log of a cluster {name or DEFAULT_NAME} on this machine"
+    raise ClusterError(f"{text}; there are logs of {known}" if known else text)
 
 
 def lines_of(run: ClusterRun, since: float = 0.0, process: str = "") -> Iterator[str]:
