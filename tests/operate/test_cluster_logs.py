@@ -128,7 +128,7 @@ def test_without_a_name_the_log_is_that_of_the_only_cluster_or_of_the_one_that_s
 def test_without_any_log_there_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
     assert chosen_name([]) == ""
-    with pytest.raises(ClusterError, match="no log of a cluster default on this machine$"):
+    with pytest.raises(ClusterError, match=r"no log of a cluster default on this machine$"):
         run_of(chosen_name([]))
 
 
