@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
+from atoll.controller.admission import ENGINE_SAYS_SECONDS
 from atoll.controller.controller_dumps import load_controller
 from atoll.errors import OK, Code
+from atoll.ir.program import Call, Program
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.state.gang_states import Reason
 from tests.controller.dumps import dumped
-from tests.controller.play import BROKEN, chain_of, runs
+from tests.controller.play import BROKEN, chain_of, on, runs
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
+from tests.work_counts import instructions_of
 
 NODES = 1000
 # Before the launch is enqueued, while it is, and while its nodes run.
@@ -92,6 +96,47 @@ def test_the_wait_of_a_large_launch_is_answered_at_its_end():
     assert sent.count(m.Awaited(7, OK)) == 1
     assert [each for each in sent if isinstance(each, m.Free) and 11 in each.handles]
     assert play.controller.sessions[play.session].directory.entries.keys() == {10}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_large_launch_that_needs_the_result_of_python_joins_its_line_when_that_has_ended(ends: bool):
+    play = Registered()
+    play.with_call(6, stream=1)
+    play.proxy(play.session, m.Launch(6, (10,), (20,), ()))
+    (python,) = runs(play.outbox())
+    play.proxy(play.session, m.Launch(5, (20,), (11,), (), credits=play.cost, wait=7))
+    assert runs(play.outbox()) == []
+    nodes = play.controller.scheduler.nodes(0)
+    assert {node.reason for node in nodes} == {Reason.PYTHON}
+    assert len(nodes) == NODES
+    play.worker(0, m.Done(((python.sequence, 0, 1),)) if ends else m.Failed(python.sequence, BROKEN))
+    sent = play.run()
+    (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
+    assert awaited.status.ok is ends
+    assert not play.controller.scheduler.nodes(0)
+
+
+def test_a_large_launch_that_calls_python_runs():
+    play = Registered()
+    call = Call(1, (0,), (on(0),), (0,))
+    nodes = (*(call for _ in range(NODES - 1)), Call(1, (1,), (on(0),), (0,), stream=1))
+    play.register(6, Program("python", (on(0),), nodes, (NODES,)))
+    play.flush()
+    cost = play.controller.sessions[play.session].costs[6]
+    play.proxy(play.session, m.Launch(6, (10,), (12,), (), credits=cost, wait=7))
+    assert m.Awaited(7, OK) in play.run()
+
+
+def test_the_failure_of_an_island_looks_at_each_node_in_line_a_few_times():
+    def work(nodes: int) -> int:
+        play = Registered(nodes)
+        play.launch()
+        play.flush()
+        play.event(e.ConnectionLost(play.now, play._hosts[0], "it ended"))
+        return instructions_of(lambda: play.end_timers(ENGINE_SAYS_SECONDS))
+
+    few, many = work(NODES), work(2 * NODES)
+    assert many < 3 * few
 
 
 def test_an_argument_that_is_released_with_the_launch_is_freed_after_its_last_use():

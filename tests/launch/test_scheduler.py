@@ -10,6 +10,7 @@ import pytest
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import UNKNOWN_NS, Gang, QueuedNode
 from tests.launch.pausable_scheduler import Scheduler
+from tests.work_counts import instructions_of
 
 MS = 1_000_000
 
@@ -448,3 +449,23 @@ def test_a_policy_is_charged_on_each_island_what_it_has_charged_there_in_advance
     assert gang.charges == {0: 7}, "the session has competitors on island 0 only"
     scheduler.finished(gang, 20)
     assert gang.charged == 0, "the last charge was that of island 1"
+
+
+def test_nodes_that_leave_a_line_together_leave_the_others_in_order():
+    nodes = [launch(number, missing=number == 1) for number in range(1, 10)]
+    scheduler = scheduler_with(*nodes)
+    assert started(scheduler) == []
+    dropped = scheduler.drop_all([nodes[0], nodes[1], nodes[4], nodes[8]])
+    assert [each.node.number for each in dropped] == [1, 2, 5, 9]
+    scheduler.validate()
+    assert started(scheduler) == [3, 4, 6, 7, 8]
+
+
+def test_a_node_with_a_lower_age_joins_its_line_without_a_look_at_all_nodes_behind_it():
+    def work(count: int) -> int:
+        scheduler = scheduler_with(*(launch(number, missing=1) for number in range(2, count)))
+        old = launch(count)
+        old.age = 1
+        return instructions_of(lambda: scheduler.enqueue(old))
+
+    assert work(2000) == work(1000)

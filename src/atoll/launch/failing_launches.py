@@ -79,8 +79,7 @@ class FailingLaunches:
     def _drop_unstarted(self, launch: Launch) -> list[Gang[GangRun]]:
         """Drop the gangs of a failing launch that have not started. Return them."""
         unstarted: list[Gang[GangRun]] = []
-        for node in launch.nodes:
-            dropped = self._scheduler.drop(node)
+        for dropped in self._scheduler.drop_all(launch.nodes):
             self._reservations.dropped(dropped)
             unstarted += dropped.gangs
         return unstarted

@@ -149,8 +149,8 @@ class Failures:
         found = {gang.node.number: gang.run.launch for gang in self._in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
         found.update((each.nodes[0].number, each) for each in self._delegated_runs.to_continue_on(island))
-        launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
-        return [launch for launch in launches.values() if launch.error is None]
+        launches = {id(launch): launch for launch in found.values() if launch.error is None}  # few have many nodes
+        return sorted(launches.values(), key=_age)
 
     def _committed(self) -> list[Gang[GangRun]]:
         """Return the gangs that are committed and have not started."""
@@ -263,9 +263,10 @@ class Failures:
         unready = {id(each) for each in arguments if not each.ready}
         for gang in self._in_flight.values():
             other = gang.run.launch
-            made = map(id, other.entries[other.program.arguments :])
-            if _has_failed_by_itself(gang) and other is not launch and not unready.isdisjoint(made):
-                return gang.run.failure
+            if _has_failed_by_itself(gang) and other is not launch:
+                made = map(id, other.entries[other.program.arguments :])
+                if not unready.isdisjoint(made):
+                    return gang.run.failure
         return None
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:

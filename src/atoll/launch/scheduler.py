@@ -27,8 +27,10 @@ and `offer_again` that it works again or has them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from atoll.cluster.lifecycle import WORKING, Island
 from atoll.launch.island_lines import IslandLines
@@ -40,6 +42,8 @@ from atoll.state.grouped_counts import CountGroup
 from atoll.state.host_window import BUSY_NS, HostWindow
 from atoll.state.queued_nodes import Dropped, Gang, Payload, QueuedNode
 from atoll.state.tenants import Tenant
+
+_AGE = attrgetter("age")
 
 
 class Scheduler(QueuedWork[Payload]):
@@ -108,8 +112,8 @@ class Scheduler(QueuedWork[Payload]):
                 if line is None:
                     line = by_session[node.session] = deque()
                 index = len(line)
-                while index and line[index - 1].age > node.age:
-                    index -= 1
+                if index and line[-1].age > node.age:  # nearly never; there may be tens of thousands behind it
+                    index = bisect_right(line, node.age, key=_AGE)
                 if index:
                     node.behind += 1
                 elif line:
@@ -129,10 +133,15 @@ class Scheduler(QueuedWork[Payload]):
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
         """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
 
-        If `own` is true, it waits for other nodes of its launch, and otherwise for Python.
+        If `own` is true, it waits for other nodes of its launch, and otherwise for Python. A node of a large launch may
+        wait for Python after it has waited for the others.
         """
-        node.enter(GangState.DEFERRED)
-        node.reason = Reason.OWN if own else Reason.PYTHON
+        reason = Reason.OWN if own else Reason.PYTHON
+        if node.gangs[0].state is GangState.DEFERRED:
+            node.wait_for(reason, self.now)
+        else:
+            node.enter(GangState.DEFERRED)
+            node.reason = reason
         self._deferred[node.number] = node
 
     def arrived(self, node: QueuedNode[Payload], kind: Reason) -> None:
@@ -291,10 +300,20 @@ class Scheduler(QueuedWork[Payload]):
 
     def drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
         """Drop the gangs of the node that have not started. Return them."""
-        in_line = node.is_in_line
-        dropped = self._drop(node)
-        if in_line:
-            self._leave_lines(node)
+        (dropped,) = self.drop_all((node,))
+        return dropped
+
+    def drop_all(self, nodes: Sequence[QueuedNode[Payload]]) -> list[Dropped[Payload]]:
+        """Drop the gangs of these nodes of one session that have not started. Return them by node.
+
+        The nodes leave their lines together: there may be tens of thousands, also ahead of them.
+        """
+        in_line = [node for node in nodes if node.is_in_line]
+        dropped = [self._drop(node) for node in nodes]
+        if len(in_line) == 1:
+            self._leave_lines(in_line[0])
+        elif in_line:
+            self._leave_lines_together(in_line)
         return dropped
 
     def drop_session(self, session: int) -> list[Dropped[Payload]]:
@@ -472,10 +491,30 @@ class Scheduler(QueuedWork[Payload]):
                     line.remove(node)
                     continue
                 line.popleft()
-                if not line:
-                    del by_session[node.session]
-                    continue
-                following = line[0]
-                following.behind -= 1
-                if not following.behind:
-                    self._offer(following)
+                self._moved_up(by_session, node.session)
+
+    def _leave_lines_together(self, nodes: Sequence[QueuedNode[Payload]]) -> None:
+        """Remove several nodes of one session from their lines."""
+        session, leaving = nodes[0].session, set(nodes)
+        joined = {id(lines): lines for node in nodes for gang in node.gangs for lines in self._lines_on(gang)}
+        for lines in joined.values():
+            line = lines.lines.get(session)
+            if line is None:
+                continue
+            first = line[0]
+            left = [node for node in line if node not in leaving]
+            line.clear()
+            line.extend(left)
+            if first in leaving:
+                self._moved_up(lines.lines, session)
+
+    def _moved_up(self, by_session: dict[int, deque[QueuedNode[Payload]]], session: int) -> None:
+        """Note that the first node of a session has left a line."""
+        line = by_session[session]
+        if not line:
+            del by_session[session]
+            return
+        following = line[0]
+        following.behind -= 1
+        if not following.behind:
+            self._offer(following)
