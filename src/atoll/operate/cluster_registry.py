@@ -37,7 +37,7 @@ from atoll.cluster.held_directories import RECORD_FILE, is_held
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, processes_of_session, this_machine
 from atoll.decodable import decodable
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, SettingsError
 from atoll.missing import MISSING, read_if_exists
 from atoll.wire.address import parse_address
 
@@ -160,9 +160,9 @@ class ClusterRegistry:
         self.root = runtime_directory()
 
     def directory(self, name: str) -> Path:
-        """Return the directory of the cluster with this name. Raises ClusterError for an invalid name."""
+        """Return the directory of the cluster with this name. Raises SettingsError for an invalid name."""
         if not is_cluster_name(name):
-            raise ClusterError(f"invalid cluster name {name!r}: expected up to 32 letters, digits and any of _.-")
+            raise SettingsError(f"invalid cluster name {name!r}: expected up to 32 letters, digits and any of _.-")
         return self.root / name
 
     def address(self, name: str) -> str:
