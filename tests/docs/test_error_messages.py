@@ -20,6 +20,8 @@ OTHERS = {
     "UNAVAILABLE: Connection to IFRT proxy server was terminated",
     "InvalidArgumentError: XLA cannot compile the op ...",
     "Invalid platform 'atoll'",
+    "Backend 'atoll' is not in the list of known backends",
+    "RecursionError: Recursively calling",
     "W1129 ... rpc_helper.cc:436] loaded_executable_fetch_execute_result: ...",
     "... has run on host 1 of island 0 for 61 s: the worker of host 1 has not reported its end",
     "the compilation of function 60 has taken 62 s: the worker of host 1 has not sent the result",
