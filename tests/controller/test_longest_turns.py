@@ -10,6 +10,7 @@ import pytest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.named_arrays.published_arrays import _MAX_ADOPTED, _MAX_BEGUN
+from atoll.controller.watchdog import MAX_WATCHED
 from atoll.errors import OK, Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.launch import function_releases
@@ -275,6 +276,13 @@ def test_functions_that_are_compiled_on_several_hosts_count_once_for_the_quota()
 
 def closings_of(messages: list[Any]) -> list[m.FunctionReady]:
     return [each for each in messages if isinstance(each, m.FunctionReady) and not each.status.ok]
+
+
+def test_the_watchdog_describes_few_compilations_of_a_session() -> None:
+    play = Play(dumps=False)
+    registered(play, 2 * MAX_WATCHED)
+    owed = [subject for subject, _ in play.controller.watchdog.owed(play.now)]
+    assert [each.session for each in owed] == [play.session] * MAX_WATCHED
 
 
 def compiled(play: Play, count: int) -> None:

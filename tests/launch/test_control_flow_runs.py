@@ -10,9 +10,11 @@ from atoll.cluster.settings import Dispatch
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Mapping, Program, Rearrange, Report, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from tests.controller.play import BROKEN, Play, on, runs
+from tests.work_counts import instructions_of
 
 NUMBER = ArraySpec("int32", (), Sharding((0,)))
 INDEX, FIRST, LAST, BEGINS, FOLLOWING = 30, 40, 41, 42, 43  # programs
@@ -279,3 +281,24 @@ def test_a_client_that_releases_what_a_loop_carries_loses_its_session():
     closing, *_ = play.send(m.Release(one.results))
     assert "Release.handles is" in closing.status.message
     assert play.session not in play.controller.sessions
+
+
+def test_launches_that_read_the_same_arrays_and_wait_do_not_copy_the_readers_before_them():
+    play = Chooser()
+    play.switch()
+    play.with_call(6, arguments=2)
+    work = []
+    for number in range(130):
+        launch = m.Launch(6, (20, 10), (100 + number,), ())
+        event = e.Received(play.now, play.connection_of(play.session), launch)
+        work.append(instructions_of(lambda event=event: play.controller.handle(event)))
+    assert work[129] < work[66] + 30, "neither has a power of two before it"
+
+
+def test_a_branch_with_too_many_nodes_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.launch.control_flow_launches.MAX_PART_NODES", 2)
+    play = Chooser()
+    (refused,) = [
+        each for each in play.send(m.Launch(SWITCH, (11, 10), (20,), (), wait=7)) if isinstance(each, m.Awaited)
+    ]
+    assert "more than 2 nodes" in refused.status.message

@@ -31,6 +31,9 @@ LOOK_SECONDS = 10.0
 # Reports per check. Later checks report the remaining subjects.
 MAX_REPORTS = 16
 
+# Compilations of a session, and queries, that are watched: the oldest ones.
+MAX_WATCHED = 64
+
 # The missing step, by the reason that a launch waits. Other launches that it waits for are watched themselves.
 _MISSING: dict[Reason, str] = {
     Reason.BYTES: "its client has not sent the bytes",
@@ -141,13 +144,20 @@ class Watchdog:
     def _subjects(self) -> Iterator[tuple[Hashable, Subject]]:
         yield from self._gangs()
         yield from self._waits()
-        for (name, host), registrations in self._compilation.functions.waiting.items():
-            report = self._compilation.watch.report_of(name, host)
-            for each in registrations[:1]:
-                text = _compile_text(each.function, host, report)
-                yield ("compile", name, host), Subject(each.session, self._island_of(host), text)
+        count: dict[int, int] = {}  # of compilations, by session
+        for (name, host), (first, *_) in self._compilation.functions.waiting.items():
+            session = first.session
+            before = count.get(session, 0)
+            if before < MAX_WATCHED:
+                count[session] = before + 1
+                text = _compile_text(first.function, host, self._compilation.watch.report_of(name, host))
+                yield ("compile", name, host), Subject(session, self._island_of(host), text)
+        count = {}  # of queries, by session
         for query, host, session, what in self._queries.pending():
-            yield ("query", query), Subject(session, self._island_of(host), _query_text(what, host))
+            before = count.get(session, 0)
+            if before < MAX_WATCHED:
+                count[session] = before + 1
+                yield ("query", query), Subject(session, self._island_of(host), _query_text(what, host))
         for wait, missing in self._names.oldest_waits():
             yield ("version", wait.session, wait.request), Subject(wait.session, -1, _version_text(missing))
 

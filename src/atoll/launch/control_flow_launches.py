@@ -32,6 +32,9 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import ControlFlowRun, Launch, Session
 
+# Nodes of a program that is part of control flow. They join their lines at once.
+MAX_PART_NODES = 1 << 14
+
 
 class ControlFlowLaunches:
     """Launches control flow nodes, and then their parts."""
@@ -200,6 +203,8 @@ def _parts(
             raise program.exception()
         if program is None:
             raise not_found(f"program {number} does not exist in this session")
+        if len(program.nodes) > MAX_PART_NODES:
+            raise invalid(f"{program.name} is part of control flow, and has more than {MAX_PART_NODES} nodes")
         if program.is_unbounded:
             raise unimplemented(f"{program.name} calls Python, which control flow cannot do")
         if program.feeds or not program.donated.issubset(may_consume if position == 2 else ()):

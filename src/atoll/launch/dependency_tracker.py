@@ -86,7 +86,7 @@ class DependencyTracker(Generic[Payload]):
                 self._scheduler.defer(node)
         if first.host_call is not HostCallKind.PYTHON or first.awaited:
             for entry in arguments:
-                entry.readers = [*(each for each in entry.readers or () if not each.is_resolved), last]
+                _add_reader(entry, last)
         if not first.awaited:
             self._start(deque([first]))
         return last
@@ -97,7 +97,7 @@ class DependencyTracker(Generic[Payload]):
         self._await_inputs(dependency, arguments, ())
         self._unresolved[session] += 1
         for entry in arguments:
-            entry.readers = [*(each for each in entry.readers or () if not each.is_resolved), dependency]
+            _add_reader(entry, dependency)
         return dependency
 
     def decided(self, dependency: Dependency[Payload], nodes: Sequence[QueuedNode[Payload]]) -> None:
@@ -175,6 +175,17 @@ class DependencyTracker(Generic[Payload]):
             _release(dependency.on_enqueued, ready)
             if dependency.host_call is None:
                 self._resolve(dependency, ready)
+
+
+def _add_reader(entry: Entry, reader: Dependency[Payload]) -> None:
+    """Note that a launch reads a buffer. Forget resolved readers each time that the list has doubled."""
+    readers = entry.readers
+    if readers is None:
+        entry.readers = [reader]
+        return
+    if len(readers) & (len(readers) - 1) == 0:
+        readers[:] = [each for each in readers if not each.is_resolved]
+    readers.append(reader)
 
 
 def _await(dependency: Dependency[Payload], event: list[Dependency[Payload]]) -> None:

@@ -9,19 +9,21 @@ A wait ends as soon as there is enough memory. It ends with an error if it would
 
 - The gang needs more memory than the device has.
 - Nothing is in flight that may free memory, and no node of a session without such waits is in line on the island. The
-  session and all holders of the device's memory have answered a ping since, so they have sent their releases.
+  session and all holders of the device's memory have answered a ping since, so they have sent their releases. Sessions
+  with very many arrays count as holders.
 
 Waits for a quota of memory follow the same rules, for the tenant's own sessions only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.errors import Code, Details, Kind, Status
+from atoll.launch.memory_holders import holders_of, holds, share_of
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.shared_state import LaunchServices
 from atoll.protocol import messages as m
@@ -169,7 +171,8 @@ class MemoryWaits:
 
     def holders(self, device: HostDevice) -> list[str]:
         """Return the sessions that hold memory of the device, as text that all tenants may read."""
-        holders = [each for each in self._sessions.values() if holds(each, device)]
+        share = share_of(self._sessions)
+        holders = [each for each in self._sessions.values() if holds(each, device, share)]
         return ["published arrays" if each.is_vault else f"session {each.number}" for each in holders]
 
     def is_waiting(self, session: int) -> bool:
@@ -266,14 +269,14 @@ class MemoryWaits:
             return True
         stuck = {node.session for node in self.waiting}
         return any(
-            node.session not in stuck and (not waiting.quota or node.tenant is tenant)
-            for node in self._scheduler.nodes(waiting.island)
+            session not in stuck and (not waiting.quota or node.tenant is tenant)
+            for session, node in self._scheduler.first_nodes(waiting.island)
         )
 
     def _may_release(self, session: Session, waiting: MemoryWait) -> bool:
         if waiting.quota:
             return session.tenant is waiting.node.tenant
-        return session.number == waiting.node.session or holds(session, waiting.device)
+        return session.number == waiting.node.session or holds(session, waiting.device, share_of(self._sessions))
 
 
 def _donates(gang: Gang[GangRun], block: Block) -> bool:
@@ -281,14 +284,13 @@ def _donates(gang: Gang[GangRun], block: Block) -> bool:
     return any(block in entries[value].blocks for value in gang.run.spec.consumes)
 
 
-_NAMED_HOLDERS = 5
 _FREE = "Delete arrays that you do not need, donate arguments of computations (`donate_argnums`)"
 _SPREAD = "The device is too small for this even without other arrays: shard the arrays over more devices"
 
 
 def exhausted(
     ledger: MemoryLedger,
-    sessions: Iterable[Session],
+    sessions: Collection[Session],
     gang: Gang[GangRun],
     device: HostDevice,
     nbytes: int,
@@ -308,7 +310,7 @@ def exhausted(
         text += f"{needs}, and {free} of {capacity} are free"
         of_rest = "; the rest is held by "
         advice = _SPREAD if nbytes > ledger.capacity[device] else f"{_FREE}, or use more or other devices"
-    holders, largest = _holders(sessions, gang.node, device)
+    holders, largest = holders_of(sessions, gang.node, device)
     if largest:
         text += of_rest + ", ".join(largest)
     text += f". {advice}"
@@ -327,47 +329,3 @@ def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[
     is_clear = rounded[0] + rounded[1] > rounded[2] if adds_up else rounded[0] > rounded[1]
     one, two, three = texts if is_clear else tuple(f"{each} B" for each in (needs, other, limit))
     return one, two, three
-
-
-def holds(session: Session, device: HostDevice) -> bool:
-    """Return whether an array of the session has memory on the device."""
-    return any(
-        where == device
-        for entry in session.directory.entries.values()
-        for block in entry.blocks
-        for where, _ in block.requirement
-    )
-
-
-def _holders(
-    among: Iterable[Session], asking: QueuedNode[GangRun], device: HostDevice
-) -> tuple[list[m.MemoryHolder], list[str]]:
-    """Return the holders of the device's memory among these sessions, and text about the largest ones.
-
-    Holders are programs with tracebacks for the session that asks, and otherwise sessions: users may not read the names
-    of other tenants' programs.
-    """
-    sums: dict[tuple[str, int], list[int]] = {}
-    sessions: list[tuple[int, str]] = []
-    for session in among:
-        mine = session.number == asking.session
-        is_named = session.tenant is asking.tenant or asking.tenant.is_operator
-        label = (
-            session.name
-            if is_named or session.is_vault
-            else f"session {session.number} of tenant {session.tenant.name}"
-        )
-        held = 0
-        for entry in session.directory.entries.values():
-            size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)
-            if size:
-                key = (entry.producer, entry.traceback_id) if mine else (label, 0)
-                counts = sums.setdefault(key, [0, 0, 0, 0])
-                counts[0 if entry.ready else 2] += 1
-                counts[1 if entry.ready else 3] += size
-                held += size
-        if held:
-            sessions.append((held, f"{label}: {human_bytes(held)}"))
-    holders = [m.MemoryHolder(traceback_id, producer, *counts) for (producer, traceback_id), counts in sums.items()]
-    holders.sort(key=lambda holder: -(holder.ready_bytes + holder.unready_bytes))
-    return holders, [text for _, text in sorted(sessions, reverse=True)[:_NAMED_HOLDERS]]

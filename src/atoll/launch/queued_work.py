@@ -51,6 +51,15 @@ class QueuedWork(Generic[Payload]):
         deferred = [each for each in self._deferred.values() if any(gang.is_on(island) for gang in each.gangs)]
         return [*self._in_lines(self._islands[island]), *deferred]
 
+    def first_nodes(self, island: int) -> Iterator[tuple[int, QueuedNode[Payload]]]:
+        """Yield sessions with nodes that wait for the island, with one of these nodes. A session may occur again."""
+        lines = self._islands[island]
+        yield from ((node.session, node) for node in self._committed_in(lines))
+        yield from ((session, line[0]) for session, line in lines.lines.items())
+        for node in self._deferred.values():
+            if any(gang.is_on(island) for gang in node.gangs):
+                yield node.session, node
+
     def all_nodes(self) -> list[QueuedNode[Payload]]:
         """Return all nodes that wait, each once, by their first island and then in the order of `nodes`."""
         return self._found(self._deferred.values(), self._in_lines)

@@ -25,6 +25,7 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice
 from atoll.errors import Code, Status, StatusError
+from atoll.launch.memory_holders import MAX_EXAMINED, DeviceMemory, examined, holds, share_of
 from atoll.launch.reservations import Reservations
 from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
@@ -74,7 +75,7 @@ class MemoryPressure:
         missing = nbytes - self._memory.ledger.free(device)
         if missing <= 0:
             return True
-        missing -= sum(_bytes_on(entry, device) for entry in self._spilling.values())
+        missing -= sum(map(DeviceMemory(device).of, self._spilling.values()))
         if missing > 0 and self._spill_bytes:
             missing -= self._spill(node, device, missing, is_last)
         if missing <= 0 or self._is_suspending(device):
@@ -86,18 +87,19 @@ class MemoryPressure:
         space = self._spill_space()
         freed = 0
         priority = node.tenant.settings.priority
+        memory = DeviceMemory(device)
         for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
             own = session.tenant.settings.priority
             if own > priority or (own == priority and not is_last) or session.is_suspended or session.is_vault:
                 continue
-            idle = sorted(self._idle(session, device), key=lambda each: -_bytes_on(each[1], device))
+            idle = sorted(self._idle(session, memory), key=lambda each: -memory.of(each[1]))
             chosen = []
             for handle, entry in idle:
                 needed = _by_host(entry)
                 if freed >= missing or any(space[host] < size for host, size in needed.items()):
                     continue
                 space.subtract(needed)
-                freed += _bytes_on(entry, device)
+                freed += memory.of(entry)
                 chosen.append(handle)
                 self._spilling[session.number, handle] = entry
             if chosen:
@@ -110,15 +112,15 @@ class MemoryPressure:
             if not status.ok:  # for instance, its host has no memory left: an immediate retry would fail as well
                 self._stuck[session, handle] = self._memory.waits.now
 
-    def _idle(self, session: Session, device: HostDevice) -> Iterator[tuple[int, Entry]]:
+    def _idle(self, session: Session, memory: DeviceMemory) -> Iterator[tuple[int, Entry]]:
         now = self._memory.waits.now
         self._stuck = {key: since for key, since in self._stuck.items() if now - since < RETRY_SECONDS}
-        for handle, entry in session.directory.entries.items():
+        for handle, entry in examined(session, MAX_EXAMINED, now):
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in _UNMOVABLE:
                 key = (session.number, handle)
                 is_new = key not in self._spilling and key not in self._stuck
                 # Spilling an array that shares its memory would free nothing.
-                if is_new and _bytes_on(entry, device) and all(block.users == 1 for block in entry.blocks):
+                if is_new and memory.of(entry) and all(block.users == 1 for block in entry.blocks):
                     yield handle, entry
 
     def _spill_space(self) -> Counter[int]:
@@ -136,17 +138,20 @@ class MemoryPressure:
 
     def _is_suspending(self, device: HostDevice) -> bool:
         """Whether a session that holds memory of the device is being suspended."""
-        return any(_holds(session, device) for session in self._suspensions.being_suspended())
+        suspended = self._suspensions.being_suspended()
+        return any(holds(session, device, share_of(self._sessions)) for session in suspended)
 
     def _suspend_one(self, node: QueuedNode[GangRun], device: HostDevice) -> bool:
-        lower = [each for each in self._lower(node.tenant.settings.priority) if _holds(each, device)]
-        if not lower:
-            return False
-        lowest = min(each.tenant.settings.priority for each in lower)
-        victim = max(
-            (each for each in lower if each.tenant.settings.priority == lowest), key=lambda each: _holds(each, device)
-        )
-        return self._suspend(victim, None)
+        lower = [(self._held(each, device), each) for each in self._lower(node.tenant.settings.priority)]
+        lowest = min((each.tenant.settings.priority for held, each in lower if held), default=None)
+        among = [(held, each) for held, each in lower if held and each.tenant.settings.priority == lowest]
+        return bool(among) and self._suspend(max(among, key=lambda each: each[0])[1], None)
+
+    def _held(self, session: Session, device: HostDevice) -> int:
+        """Return the bytes of the device that the session's arrays hold, of those that are examined."""
+        some = examined(session, MAX_EXAMINED, self._memory.waits.now)
+        memory = DeviceMemory(device)
+        return sum([memory.of(entry) for _, entry in some])
 
     def _lower(self, priority: int) -> list[Session]:
         """Return the sessions with a lower priority that may be suspended now."""
@@ -209,18 +214,9 @@ def _places(session: Session) -> set[DeviceLocation]:
     return {devices.locations[device] for device in {*devices.used, *devices.sliced}}
 
 
-def _bytes_on(entry: Entry, device: HostDevice) -> int:
-    return sum(size for block in entry.blocks for where, size in block.requirement if where == device)
-
-
 def _by_host(entry: Entry) -> dict[int, int]:
     sums: dict[int, int] = {}
     for block in entry.blocks:
         for (host, _), size in block.requirement:
             sums[host] = sums.get(host, 0) + size
     return sums
-
-
-def _holds(session: Session, device: HostDevice) -> int:
-    """Return the bytes of the device that the session's arrays hold."""
-    return sum(_bytes_on(entry, device) for entry in session.directory.entries.values())
