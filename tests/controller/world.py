@@ -371,7 +371,10 @@ class World:
 
     def compile(self, session: int, function: int, feed: int) -> None:
         """Deliver the source of a function to its hosts, which compile it at once."""
-        name = self.controller.sessions[session].functions[function]
+        functions = self.controller.sessions[session].functions
+        if function not in functions:  # its registration waits for earlier messages of the session
+            self.deliver()
+        name = functions[function]
         for host in sorted(hosts_of(self.controller.functions.locations[name])):
             self.cluster.worker(host, m.FeedsArrived(session, (feed,)))
             self.cluster.worker(host, m.Compiled(name, OK, b"", 0.0, False))

@@ -70,7 +70,8 @@ class LargeLaunches:
 
     def end(self, launch: Launch) -> None:
         """Clear the inner values and nodes of a launch that has ended, over the next flushes."""
-        self._ended.add(launch.session, launch.nodes[0].tenant.name, EndedLaunch(launch))
+        # A run that was delegated, and that its hosts had begun as a whole when it was revoked, has no nodes.
+        self._ended.add(launch.session, launch.program.account.tenant, EndedLaunch(launch))
 
     def clear_ended(self, steps: int) -> None:
         """Free the memory of inner values, and the records of nodes, in `steps` steps for one launch that has ended."""
