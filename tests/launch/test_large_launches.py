@@ -13,6 +13,7 @@ from atoll.ir.program import Call, Program
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.gang_states import Reason
+from atoll.state.stepped_work import TurnFailedError
 from tests.controller.dumps import dumped
 from tests.controller.play import BROKEN, chain_of, on, runs
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
@@ -125,6 +126,15 @@ def test_a_large_launch_that_calls_python_runs():
     cost = play.controller.sessions[play.session].costs[6]
     play.proxy(play.session, m.Launch(6, (10,), (12,), (), credits=cost, wait=7))
     assert m.Awaited(7, OK) in play.run()
+
+
+def test_a_bug_while_a_launch_is_put_in_line_is_that_of_its_session(monkeypatch: pytest.MonkeyPatch):
+    play = Registered()
+    play.launch()
+    monkeypatch.setattr(play.controller.launches.builder, "make_entries", lambda *_: 1 // 0)
+    with pytest.raises(TurnFailedError) as failed:
+        play.turn()
+    assert failed.value.sessions == (play.session,)
 
 
 def test_the_failure_of_an_island_looks_at_each_node_in_line_a_few_times():

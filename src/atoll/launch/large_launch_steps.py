@@ -20,6 +20,7 @@ from atoll.state.dispatch_units import Unit
 from atoll.state.launch_states import LaunchState
 from atoll.state.session import Launch, Session
 from atoll.state.session_states import SessionState
+from atoll.state.stepped_work import TurnFailedError
 
 
 class LargeLaunchSteps:
@@ -45,13 +46,17 @@ class LargeLaunchSteps:
         self._launches = launches
 
     def proceed(self, steps: int) -> None:
-        """Do `steps` steps for one launch."""
+        """Do `steps` steps for one launch. A bug in them is reported as `TurnFailedError`, and ends the session."""
         each = self._launches.next()
         if each is None:
             return
         session = each.session
         is_open = session.state is not SessionState.CLOSED
-        if not is_open or self._proceed(each, steps):
+        try:
+            is_over = not is_open or self._proceed(each, steps)
+        except Exception as error:
+            raise TurnFailedError(session=session.number) from error
+        if is_over:
             self._launches.remove(each)
             if is_open:
                 session.in_steps -= 1
