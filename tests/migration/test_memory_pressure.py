@@ -4,6 +4,7 @@ priorities.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import OK, Code, Status
+from atoll.protocol import events
 from atoll.protocol import messages as m
 from tests.controller.play import Play, runs
+from tests.work_counts import instructions_of
 
 LOW = TenantSettings("low", token_hash("low"))
 HIGH = TenantSettings("high", token_hash("high"), priority=1)
@@ -131,6 +134,24 @@ def test_an_array_that_is_used_meanwhile_stays():
     replies = play.put(put)
     assert of_kind(m.Free, replies) == []
     assert of_kind(m.DropSpilled, replies) == [m.DropSpilled(play.low, (play.pieces[0],))]
+
+
+def test_a_search_for_memory_is_repeated_seldom() -> None:
+    play = PressurePlay(memory=8 * 102 + 4, spill=7)
+    play.session = play.low
+    for handle in range(100, 200):
+        play.array(handle)
+    play.launch(play.high, 7)
+
+    def work(event: events.AnyEvent) -> int:
+        return instructions_of(partial(play.controller.handle, event))
+
+    work(events.Tick(1.0, events.Load()))
+    first, *_, last = [work(events.Flush(1.0)) for _ in range(50)]
+    assert first > 5000
+    assert last < 1500
+    work(events.Tick(1.2, events.Load()))
+    assert work(events.Flush(1.2)) > 5000
 
 
 def test_without_a_setting_it_fails_as_ever():

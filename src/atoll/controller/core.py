@@ -629,4 +629,4 @@ class Controller:
         is_possible = is_searching and (is_last or self.vaults.is_freeing)
         if waiting.nbytes <= self.ledger.free(device) or is_possible:
             return True
-        return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
+        return self._pressure.reclaim(waiting, is_last)

@@ -141,7 +141,7 @@ def _quota(name: str) -> MemoryQuota | None:
     return MemoryQuota(name) if name else None
 
 
-@dump_of(MemoryWait, "memory wait")
+@dump_of(MemoryWait, "memory wait", version=2)
 class MemoryWaitDump(Dump):
     node: Ref[QueuedNode[Any]]
     gang: Ref[Gang[Any]]
@@ -151,6 +151,7 @@ class MemoryWaitDump(Dump):
     passed_ns: int = 0
     is_offered: bool = False
     asked: dict[int, int] = {}
+    sought: float = 0.0
 
 
 @dump_of(MemoryWaits, "memory waits")

@@ -5,7 +5,7 @@ A session may have a million arrays, and a look at all of them takes seconds. Pu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sized
+from collections.abc import Collection, Iterable, Iterator, Sized
 from itertools import chain, islice
 
 from atoll.cluster.locations import HostDevice
@@ -20,6 +20,11 @@ MAX_EXAMINED = 8192
 # Arrays of each session that a search examines in any case.
 _MIN_EXAMINED = 32
 _NAMED_HOLDERS = 5
+# Time for which no search follows a search, per array: about ten times the time that it takes.
+_SECONDS_PER_ARRAY = 50e-6
+# How far searches may be ahead of that time, so that several searches of few arrays can follow one another. The search
+# before a launch fails may be further ahead, so that other searches never delay it for long.
+_AHEAD_SECONDS, _LAST_AHEAD_SECONDS = 0.1, 1.0
 
 
 class DeviceMemory:
@@ -54,6 +59,17 @@ def examined(session: Session, limit: int, now: float) -> Iterator[tuple[int, En
         return
     first = int(now) % -(-len(entries) // limit) * limit
     yield from islice(entries.items(), first, first + limit)
+
+
+def time_of_searches(until: float, now: float, sessions: Iterable[Session], is_last: bool) -> float | None:
+    """Return the time until which searches have taken enough of the controller's time, with one more that begins now.
+
+    `until` is that time without it. Return None if the search has to wait. With `is_last`, a launch fails without it.
+    """
+    if until > now + (_LAST_AHEAD_SECONDS if is_last else _AHEAD_SECONDS):
+        return None
+    arrays = sum([min(len(session.directory.entries), MAX_EXAMINED) for session in sessions])
+    return max(until, now) + _SECONDS_PER_ARRAY * arrays
 
 
 def holds(session: Session, device: HostDevice, limit: int = MAX_EXAMINED) -> bool:

@@ -18,6 +18,7 @@ Waits for a quota of memory follow the same rules, for the tenant's own sessions
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -52,6 +53,7 @@ class MemoryWait(msgspec.Struct, eq=False):
       passed_ns: device time of other sessions' nodes that got memory during the wait.
       is_offered: whether the node is ready again.
       asked: the ping that each session has to answer, by session.
+      sought: time of the last search for memory of sessions.
     """
 
     node: QueuedNode[GangRun]
@@ -62,6 +64,11 @@ class MemoryWait(msgspec.Struct, eq=False):
     passed_ns: int = 0
     is_offered: bool = False
     asked: dict[int, int] = msgspec.field(default_factory=dict)
+    sought: float = 0.0
+
+    def seeks(self, now: float) -> None:
+        """Note that a search for memory of sessions begins."""
+        self.sought = now
 
     @property
     def island(self) -> int:
@@ -101,7 +108,7 @@ class MemoryWaits:
         """Add the wait of a node, in place of an earlier one for other memory."""
         before = self.waiting.get(wait.node)
         if before is not None:
-            wait.passed_ns, wait.asked = before.passed_ns, before.asked
+            wait.passed_ns, wait.asked, wait.sought = before.passed_ns, before.asked, before.sought
         self.waiting[wait.node] = wait
 
     def forget(self, node: QueuedNode[GangRun]) -> None:
@@ -199,8 +206,8 @@ class MemoryWaits:
         return found
 
     def seek_relief(self) -> None:
-        """Reclaim memory for nodes that have waited for `RELIEF_SECONDS`."""
-        for waiting in list(self.waiting.values()):
+        """Reclaim memory for nodes that have waited for `RELIEF_SECONDS`, beginning with the oldest search."""
+        for waiting in sorted(self.waiting.values(), key=attrgetter("sought")):
             if waiting.node.is_pending and self.now - waiting.node.since >= RELIEF_SECONDS:
                 self._may_be_relieved(waiting, is_last=False)
 

@@ -25,7 +25,8 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.memory_holders import MAX_EXAMINED, DeviceMemory, examined, holds, share_of
+from atoll.launch.memory_holders import MAX_EXAMINED, DeviceMemory, examined, holds, share_of, time_of_searches
+from atoll.launch.memory_waits import MemoryWait
 from atoll.launch.reservations import Reservations
 from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
@@ -64,17 +65,27 @@ class MemoryPressure:
         self._suspend_lower = shared.settings.suspend_lower
         self._spilling: dict[tuple[int, int], Entry] = {}  # by session and handle
         self._stuck: dict[tuple[int, int], float] = {}  # arrays that could not spill, with the time
+        self._searched_until = 0.0  # see `time_of_searches`
         self._refused: dict[int, float] = {}  # sessions that could not be suspended, with the time
 
     # ---- memory
 
-    def reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        """Return whether memory of the device becomes free for the node, which fails otherwise if `is_last` is set."""
+    def reclaim(self, waiting: MemoryWait, is_last: bool) -> bool:
+        """Return whether memory becomes free for a node, which fails otherwise if `is_last` is set.
+
+        If searches have taken much time just now, the answer is yes, and the node has to ask again.
+        """
         if not self._spill_bytes and self._suspend_lower is SuspendLower.OFF:
             return False
-        missing = nbytes - self._memory.ledger.free(device)
+        node, device, now = waiting.node, waiting.device, self._memory.waits.now
+        missing = waiting.nbytes - self._memory.ledger.free(device)
         if missing <= 0:
             return True
+        until = time_of_searches(self._searched_until, now, self._sessions.values(), is_last)
+        if until is None:
+            return True
+        self._searched_until = until
+        waiting.seeks(now)
         missing -= sum(map(DeviceMemory(device).of, self._spilling.values()))
         if missing > 0 and self._spill_bytes:
             missing -= self._spill(node, device, missing, is_last)
@@ -84,7 +95,7 @@ class MemoryPressure:
 
     def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
         """Begin to spill idle arrays with memory on the device. Return the bytes of the device that this will free."""
-        space = self._spill_space()
+        space: Counter[int] | None = None
         freed = 0
         priority = node.tenant.settings.priority
         memory = DeviceMemory(device)
@@ -93,10 +104,15 @@ class MemoryPressure:
             if own > priority or (own == priority and not is_last) or session.is_suspended or session.is_vault:
                 continue
             idle = sorted(self._idle(session, memory), key=lambda each: -memory.of(each[1]))
+            if idle and space is None:
+                space = self._spill_space()
             chosen = []
             for handle, entry in idle:
+                assert space is not None
+                if freed >= missing:
+                    break
                 needed = _by_host(entry)
-                if freed >= missing or any(space[host] < size for host, size in needed.items()):
+                if any(space[host] < size for host, size in needed.items()):
                     continue
                 space.subtract(needed)
                 freed += memory.of(entry)

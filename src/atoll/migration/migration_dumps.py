@@ -167,11 +167,12 @@ class EvictionDump(Dump):
     then: Callback
 
 
-@dump_of(MemoryPressure, "memory pressure")
+@dump_of(MemoryPressure, "memory pressure", version=2)
 class MemoryPressureDump(Dump):
     _spilling: dict[Key, Ref[Entry]] = {}
     _stuck: dict[Key, float] = {}
     _refused: dict[int, float] = {}
+    _searched_until: float = 0.0
 
 
 callback("memory pressure: spilled", MemoryPressure, MemoryPressure._spilled, int, list[int])
