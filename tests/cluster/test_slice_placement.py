@@ -179,7 +179,7 @@ def test_a_slice_that_needs_one_more_island_is_refused_for_good():
     table.add(2)
     table.add(2, other_island_than=(1,))
     with pytest.raises(
-        StatusError, match=r"without slices 1, 2, and this cluster has 2 islands.*more islands"
+        StatusError, match=r"another island than slices 1, 2: this cluster has 2 islands\. Start it with more islands"
     ) as raised:
         table.add(2, other_island_than=(1, 2))
     assert raised.value.status.code == Code.FAILED_PRECONDITION

@@ -21,7 +21,7 @@ from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice, free_text
 from atoll.errors import Code, Details, Kind, StatusError, failed, invalid
-from atoll.quantities import counted, human_bytes
+from atoll.quantities import counted, human_bytes, noun_for
 
 GPUS = ("gpu", "cuda", "rocm")
 # A cluster without these has only CPUs, which stand for any accelerator, as in tests.
@@ -264,11 +264,12 @@ def _check_islands(devices: SessionDevices, slice_request: SliceRequest, islands
     excluded = {devices.island_of(other) for other in slice_request.other_island_than}
     if excluded and excluded.issuperset(each.number for each in islands):
         count = counted(len(islands), "island")
+        slices = noun_for(len(slice_request.other_island_than), "slice")
         others = ", ".join(map(str, slice_request.other_island_than))
         raise StatusError(
             Code.FAILED_PRECONDITION,
-            f"cannot place {slice_request}: it needs an island without slices {others}, and this cluster has {count}. "
-            "Start it with more islands: the first number of --islands",
+            f"cannot place {slice_request} on another island than {slices} {others}: this cluster has {count}. Start "
+            "it with more islands, the first number of ATOLL_ISLANDS or --islands",
         )
 
 
