@@ -145,13 +145,14 @@ class Watchdog:
         yield from self._gangs()
         yield from self._waits()
         count: dict[int, int] = {}  # of compilations, by session
-        for (name, host), (first, *_) in self._compilation.functions.waiting.items():
-            session = first.session
-            before = count.get(session, 0)
-            if before < MAX_WATCHED:
-                count[session] = before + 1
-                text = _compile_text(first.function, host, self._compilation.watch.report_of(name, host))
-                yield ("compile", name, host), Subject(session, self._island_of(host), text)
+        for (name, host), registrations in self._compilation.functions.waiting.items():
+            for first in registrations[:1]:
+                session = first.session
+                before = count.get(session, 0)
+                if before < MAX_WATCHED:
+                    count[session] = before + 1
+                    text = _compile_text(first.function, host, self._compilation.watch.report_of(name, host))
+                    yield ("compile", name, host), Subject(session, self._island_of(host), text)
         count = {}  # of queries, by session
         for query, host, session, what in self._queries.pending():
             before = count.get(session, 0)
