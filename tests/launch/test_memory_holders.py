@@ -63,7 +63,6 @@ def test_a_launch_that_waits_for_memory_does_not_look_at_all_arrays_of_a_session
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_holders, "MAX_EXAMINED", 100)
-    monkeypatch.setattr("atoll.migration.memory_pressure.MAX_EXAMINED", 100)
 
     def work(count: int) -> int:
         play = Small(dumps=False, token="cluster", tenants=(LOW, HIGH), **settings)

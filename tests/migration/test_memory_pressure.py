@@ -13,6 +13,7 @@ from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import OK, Code, Status
+from atoll.launch import memory_holders
 from atoll.protocol import events
 from atoll.protocol import messages as m
 from tests.controller.play import Play, runs
@@ -134,6 +135,16 @@ def test_an_array_that_is_used_meanwhile_stays():
     replies = play.put(put)
     assert of_kind(m.Free, replies) == []
     assert of_kind(m.DropSpilled, replies) == [m.DropSpilled(play.low, (play.pieces[0],))]
+
+
+def test_a_launch_fails_only_after_all_arrays_had_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_holders, "MAX_EXAMINED", 1)
+    monkeypatch.setattr(memory_holders, "_MIN_EXAMINED", 1)
+    play = PressurePlay(spill=100)
+    play.controller.sessions[play.low].directory.entries[5].uses += 1  # it cannot spill
+    play.launch(play.low, 7)
+    spilled = [each for now in range(1, 9) for each in of_kind(m.SpillRequest, play.at(float(now)))]
+    assert [handle for each in spilled for _, handle, _ in each.shards] == [6]
 
 
 def test_a_search_for_memory_is_repeated_seldom() -> None:

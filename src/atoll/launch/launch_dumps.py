@@ -152,6 +152,7 @@ class MemoryWaitDump(Dump):
     is_offered: bool = False
     asked: dict[int, int] = {}
     sought: float = 0.0
+    last_since: float = -1.0
 
 
 @dump_of(MemoryWaits, "memory waits")

@@ -61,6 +61,11 @@ def examined(session: Session, limit: int, now: float) -> Iterator[tuple[int, En
     yield from islice(entries.items(), first, first + limit)
 
 
+def turns_of(sessions: Collection[Session], limit: int) -> int:
+    """Return the seconds in which `examined` yields all arrays of these sessions."""
+    return max([-(-len(session.directory.entries) // limit) for session in sessions], default=0)
+
+
 def time_of_searches(until: float, now: float, sessions: Iterable[Session], is_last: bool) -> float | None:
     """Return the time until which searches have taken enough of the controller's time, with one more that begins now.
 
@@ -68,8 +73,8 @@ def time_of_searches(until: float, now: float, sessions: Iterable[Session], is_l
     """
     if until > now + (_LAST_AHEAD_SECONDS if is_last else _AHEAD_SECONDS):
         return None
-    arrays = sum([min(len(session.directory.entries), MAX_EXAMINED) for session in sessions])
-    return max(until, now) + _SECONDS_PER_ARRAY * arrays
+    arrays = sum([len(session.directory.entries) for session in sessions])
+    return max(until, now) + _SECONDS_PER_ARRAY * min(arrays, MAX_EXAMINED)
 
 
 def holds(session: Session, device: HostDevice, limit: int = MAX_EXAMINED) -> bool:

@@ -54,6 +54,7 @@ class MemoryWait(msgspec.Struct, eq=False):
       is_offered: whether the node is ready again.
       asked: the ping that each session has to answer, by session.
       sought: time of the last search for memory of sessions.
+      last_since: time of the first search without which the gang fails, or -1.
     """
 
     node: QueuedNode[GangRun]
@@ -65,10 +66,13 @@ class MemoryWait(msgspec.Struct, eq=False):
     is_offered: bool = False
     asked: dict[int, int] = msgspec.field(default_factory=dict)
     sought: float = 0.0
+    last_since: float = -1.0
 
-    def seeks(self, now: float) -> None:
-        """Note that a search for memory of sessions begins."""
+    def seeks(self, now: float, is_last: bool) -> None:
+        """Note that a search for memory of sessions begins. With `is_last`, the gang fails without it."""
         self.sought = now
+        if is_last and self.last_since < 0:
+            self.last_since = now
 
     @property
     def island(self) -> int:
@@ -108,7 +112,8 @@ class MemoryWaits:
         """Add the wait of a node, in place of an earlier one for other memory."""
         before = self.waiting.get(wait.node)
         if before is not None:
-            wait.passed_ns, wait.asked, wait.sought = before.passed_ns, before.asked, before.sought
+            wait.passed_ns, wait.asked = before.passed_ns, before.asked
+            wait.sought, wait.last_since = before.sought, before.last_since
         self.waiting[wait.node] = wait
 
     def forget(self, node: QueuedNode[GangRun]) -> None:

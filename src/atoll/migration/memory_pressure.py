@@ -16,7 +16,7 @@ Pure. Invariant: no session loses memory to a session with a lower priority.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -25,7 +25,7 @@ from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
 from atoll.cluster.slice_placement import Choice
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.memory_holders import MAX_EXAMINED, DeviceMemory, examined, holds, share_of, time_of_searches
+from atoll.launch.memory_holders import DeviceMemory, examined, holds, share_of, time_of_searches, turns_of
 from atoll.launch.memory_waits import MemoryWait
 from atoll.launch.reservations import Reservations
 from atoll.launch.shared_state import SharedState
@@ -37,6 +37,8 @@ from atoll.state.session import GangRun, Session
 
 # Until Atoll tries again to suspend a session, or to spill an array, after a failure.
 RETRY_SECONDS = 30.0
+# Seconds for which a node does not fail because only some arrays were examined.
+_MAX_TURNS = 10
 _UNMOVABLE = ("token", "opaque")
 
 
@@ -85,25 +87,43 @@ class MemoryPressure:
         if until is None:
             return True
         self._searched_until = until
-        waiting.seeks(now)
+        waiting.seeks(now, is_last)
         missing -= sum(map(DeviceMemory(device).of, self._spilling.values()))
-        if missing > 0 and self._spill_bytes:
-            missing -= self._spill(node, device, missing, is_last)
-        if missing <= 0 or self._is_suspending(device):
+        sessions = self._with_arrays_for(node, is_last) if self._spill_bytes else []
+        share = share_of(sessions)
+        if missing > 0:
+            missing -= self._spill(sessions, share, device, missing)
+        if missing <= 0 or self._is_suspending(device) or self._suspend_one(node, device):
             return True
-        return self._suspend_one(node, device)
+        # Arrays that are examined in other seconds may spill.
+        return is_last and now - waiting.last_since < min(turns_of(sessions, share) - 1, _MAX_TURNS)
 
-    def _spill(self, node: QueuedNode[GangRun], device: HostDevice, missing: int, is_last: bool) -> int:
-        """Begin to spill idle arrays with memory on the device. Return the bytes of the device that this will free."""
-        space: Counter[int] | None = None
-        freed = 0
+    def _with_arrays_for(self, node: QueuedNode[GangRun], is_last: bool) -> list[Session]:
+        """Return the sessions whose arrays may spill for the node, lower priorities first."""
         priority = node.tenant.settings.priority
-        memory = DeviceMemory(device)
-        for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
+        found = []
+        for session in self._sessions.values():
             own = session.tenant.settings.priority
             if own > priority or (own == priority and not is_last) or session.is_suspended or session.is_vault:
                 continue
-            idle = sorted(self._idle(session, memory), key=lambda each: -memory.of(each[1]))
+            if session.directory.entries:
+                found.append(session)
+        return sorted(found, key=lambda each: (each.tenant.settings.priority, each.number))
+
+    def _spill(self, sessions: Sequence[Session], share: int, device: HostDevice, missing: int) -> int:
+        """Begin to spill idle arrays with memory on the device. Return the bytes of the device that this will free.
+
+        Args:
+          sessions: those whose arrays may spill, in this order.
+          share: the number of arrays of each session that are examined.
+          device: the device.
+          missing: the bytes that are needed.
+        """
+        space: Counter[int] | None = None
+        freed = 0
+        memory = DeviceMemory(device)
+        for session in sessions:
+            idle = sorted(self._idle(session, share, memory), key=lambda each: -memory.of(each[1]))
             if idle and space is None:
                 space = self._spill_space()
             chosen = []
@@ -128,10 +148,10 @@ class MemoryPressure:
             if not status.ok:  # for instance, its host has no memory left: an immediate retry would fail as well
                 self._stuck[session, handle] = self._memory.waits.now
 
-    def _idle(self, session: Session, memory: DeviceMemory) -> Iterator[tuple[int, Entry]]:
+    def _idle(self, session: Session, share: int, memory: DeviceMemory) -> Iterator[tuple[int, Entry]]:
         now = self._memory.waits.now
         self._stuck = {key: since for key, since in self._stuck.items() if now - since < RETRY_SECONDS}
-        for handle, entry in examined(session, MAX_EXAMINED, now):
+        for handle, entry in examined(session, share, now):
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in _UNMOVABLE:
                 key = (session.number, handle)
                 is_new = key not in self._spilling and key not in self._stuck
@@ -158,14 +178,15 @@ class MemoryPressure:
         return any(holds(session, device, share_of(self._sessions)) for session in suspended)
 
     def _suspend_one(self, node: QueuedNode[GangRun], device: HostDevice) -> bool:
-        lower = [(self._held(each, device), each) for each in self._lower(node.tenant.settings.priority)]
+        sessions = self._lower(node.tenant.settings.priority)
+        lower = [(self._held(each, share_of(sessions), device), each) for each in sessions]
         lowest = min((each.tenant.settings.priority for held, each in lower if held), default=None)
         among = [(held, each) for held, each in lower if held and each.tenant.settings.priority == lowest]
         return bool(among) and self._suspend(max(among, key=lambda each: each[0])[1], None)
 
-    def _held(self, session: Session, device: HostDevice) -> int:
+    def _held(self, session: Session, share: int, device: HostDevice) -> int:
         """Return the bytes of the device that the session's arrays hold, of those that are examined."""
-        some = examined(session, MAX_EXAMINED, self._memory.waits.now)
+        some = examined(session, share, self._memory.waits.now)
         memory = DeviceMemory(device)
         return sum([memory.of(entry) for _, entry in some])
 
