@@ -1,4 +1,4 @@
-"""Run random clients whose programs are all lowered and launched in steps, as only large ones are otherwise."""
+"""Run random clients all of whose programs and launches are large, and whose remains are released in steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.controller.sessions import inboxes
-from atoll.launch import launch_ends, launcher, registry
+from atoll.launch import failing_launches, launch_ends, launcher, registry
+from atoll.state import stepped_work
 from tests.controller.control_flow_world import ChoosingWorld
 from tests.controller.outcome import check_nothing_is_left, check_outcomes, play
 from tests.controller.world import World
@@ -22,9 +23,10 @@ from tests.thoroughness import examples
 def all_in_steps() -> Iterator[None]:
     """Have each program and each launch of two nodes be large."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (launcher, launch_ends, inboxes):
+        for module in (launcher, launch_ends, failing_launches, inboxes):
             patch.setattr(module, "LARGE_NODES", 1)
         patch.setattr(registry, "SMALL_NODES", 0)
+        patch.setattr(stepped_work, "SMALL_ITEMS", 0)
         yield
 
 

@@ -14,8 +14,10 @@ import atoll
 from atoll.controller_process.collector import LAST_LOOKS
 from atoll.ifrt.deferred_runs import WINDOW_SHARE
 from atoll.launch.compile_watch import MAX_REQUESTS
+from atoll.launch.failing_launches import DROPPED_PER_STEP
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.named_arrays.transfer_trees import MAX_ROUNDS
+from atoll.protocol.events import STEPS_PER_FLUSH
 from atoll.wire.framing import PIECE_BYTES
 from atoll.worker.compile_queue import MAX_PLACES, PLACES
 
@@ -25,6 +27,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "ms": 
 _NUMBER = re.compile(r"(?P<number>\d[\d,]*(?:\.\d+)?)(?:\^(?P<power>\d+))?(?: (?P<unit>[A-Za-z]+))?")
 # Numbers that are computed from constants, by the beginning of their row.
 _COMPUTED = {
+    "dropped nodes of a failed launch": {DROPPED_PER_STEP * STEPS_PER_FLUSH},
     "received packs": {LAUNCH_WINDOW // WINDOW_SHARE},
     "further reads that start": {2**MAX_ROUNDS},
     "objects that a garbage collection": {4 * LAST_LOOKS},

@@ -149,6 +149,84 @@ def test_the_failure_of_an_island_looks_at_each_node_in_line_a_few_times():
     assert many < 3 * few
 
 
+def failing(flushes: int) -> Registered:
+    """The large launch has failed, and so many flushes have ended some of its dropped gangs."""
+    play = Registered()
+    play.launch(wait=7)
+    play.flush()
+    (first, *others) = play.controller.launches.in_flight
+    play.worker(0, m.Failed(first, BROKEN))
+    play.worker(0, m.Done(tuple((each, 0, 1) for each in others)))
+    for _ in range(flushes):
+        play.turn()
+    return play
+
+
+def test_the_gangs_of_a_large_launch_that_fails_end_over_several_flushes():
+    play = failing(0)
+    assert not play.controller.scheduler.nodes(0), "they have left their line"
+    play.proxy(play.other, m.Await(9, ()))
+    play.proxy(play.session, m.Release((10,)))
+    turns = [play.turn()]
+    assert m.Awaited(9, OK) in turns[0]
+    assert sum(isinstance(each, m.DropRun) for each in turns[0]) == 1
+    while play.controller.has_work:
+        turns.append(play.turn())
+    assert len(turns) > NODES // (4 * e.STEPS_PER_FLUSH)
+    sent = [each for turn in turns for each in turn]
+    (awaited,) = [each for each in sent if isinstance(each, m.Awaited) and each.wait == 7]
+    assert BROKEN.message in awaited.status.message
+    assert sum(each.launches for each in sent if isinstance(each, m.CreditReturned)) == play.cost
+    assert 10 in [handle for each in sent if isinstance(each, m.Free) for handle in each.handles]
+    assert not play.controller.sessions[play.session].directory.entries
+    assert play.controller.ledger.total == 0
+
+
+def test_the_turn_in_which_a_large_launch_fails_does_little_for_each_node():
+    def work(nodes: int) -> int:
+        play = Registered(nodes)
+        play.launch()
+        play.flush()
+        (first, *_) = play.controller.launches.in_flight
+        return instructions_of(lambda: play.worker(0, m.Failed(first, BROKEN)))
+
+    validated = 2  # `Play` validates the controller after each event
+    assert work(2 * NODES) - work(NODES) < 400 * validated * NODES
+
+
+@pytest.mark.parametrize("flushes", [0, 2])
+def test_a_session_that_ends_while_a_large_launch_fails_leaves_nothing(flushes: int):
+    play = failing(flushes)
+    play.proxy(play.session, m.ReleaseProgram(5))
+    play.close(play.session)
+    play.flush()
+    assert play.controller.programs.plans == {}
+    assert not play.controller.scheduler.nodes(0)
+    assert play.controller.ledger.total == 0
+    assert not play.controller.has_work
+
+
+@pytest.mark.parametrize("flushes", [0, 2])
+def test_an_island_that_is_lost_while_a_large_launch_fails_changes_nothing(flushes: int):
+    play = failing(flushes)
+    play.lose(0, "it ended")
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert BROKEN.message in awaited.status.message
+    assert not play.controller.launches.in_flight
+    assert not play.controller.has_work
+
+
+@pytest.mark.parametrize("flushes", [1, 2])
+def test_a_controller_that_is_restored_continues_to_fail_a_large_launch(flushes: int):
+    play = failing(flushes)
+    restored = load_controller(dumped(play.controller))
+    assert play.controller.launches.remains.waiting
+    while play.controller.has_work:
+        event = e.Flush(play.now)
+        assert restored.handle(event) == play.controller.handle(event)
+    assert not restored.has_work
+
+
 def test_an_argument_that_is_released_with_the_launch_is_freed_after_its_last_use():
     play = Registered()
     play.launch(released=(10,))

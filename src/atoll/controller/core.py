@@ -146,7 +146,7 @@ class Controller:
             state.sessions,
             self._proxy_messages.handle,
             self._sessions.end,
-            self.programs.discards,
+            state.discards,
         )
         self._admission = Admission(
             state,
@@ -437,7 +437,7 @@ class Controller:
         programs, large = self.programs, self.launches.large_launches
         return (
             programs.lowerings.waiting,
-            programs.discards.waiting,
+            self._state.discards.waiting,
             self._inboxes.waiting,
             self._requests.waiting,
             *self.published.backlog,
@@ -513,7 +513,7 @@ class Controller:
             self.programs.lowerings.proceed(event.steps)
             launches.large_launch_steps.proceed(event.steps)
             launches.large_launches.clear_ended(event.steps)
-            self.programs.discards.proceed(event.steps)
+            self._state.discards.proceed(event.steps)
             self._state.remains.proceed(event.steps)
             self._requests.proceed()
             self._inboxes.proceed(event.steps)

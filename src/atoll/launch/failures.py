@@ -50,7 +50,7 @@ class Failures:
     ) -> None:
         self._gang_ends, self._failing = launches.gang_ends, launches.failing
         self._in_flight = launches.in_flight
-        self._control_flow = launches.control_flow_runs
+        self._control_flow, self._large_launches = launches.control_flow_runs, launches.large_launches
         self._delegated_runs, self._revocations = launches.delegated_runs, launches.revocations
         self._requeued, self._feeds = launches.requeued, launches.feeds
         self._remains, self._memory_waits = shared.remains, launches.reservations.waits
@@ -145,11 +145,10 @@ class Failures:
 
         They are in the order of their arrival.
         """
-        nodes = {each.number: each for each in self._scheduler.nodes(island)}
-        found = {gang.node.number: gang.run.launch for gang in self._in_flight.values() if gang.is_on(island)}
-        found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
-        found.update((each.nodes[0].number, each) for each in self._delegated_runs.to_continue_on(island))
-        launches = {id(launch): launch for launch in found.values() if launch.error is None}  # few have many nodes
+        found = [gang.run.launch for gang in self._in_flight.values() if gang.is_on(island)]
+        found += [node.gangs[0].run.launch for node in self._scheduler.nodes(island)]
+        found += self._delegated_runs.to_continue_on(island)
+        launches = {id(launch): launch for launch in found if launch.error is None}  # few have many nodes
         return sorted(launches.values(), key=_age)
 
     def _committed(self) -> list[Gang[GangRun]]:
@@ -282,7 +281,7 @@ class Failures:
 
     def _fail_hopeless(self) -> None:
         """Fail the launches that wait for memory in vain. The errors name the holders of the memory."""
-        if self._remains.waiting:  # memory of closed sessions is still being released
+        if self._remains.waiting or self._large_launches.ended:  # their memory is still being released
             return
         for gang, status in self._memory_waits.hopeless():
             self._failing.fail(gang.run.launch, status)

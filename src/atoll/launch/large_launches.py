@@ -18,7 +18,7 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import NO_ENTRY
 from atoll.state.dispatch_units import Unit
 from atoll.state.session import Launch, Session
-from atoll.state.stepped_work import Turns
+from atoll.state.stepped_work import Discards, Turns
 
 # Launches of programs with more nodes are large.
 LARGE_NODES = 256
@@ -45,8 +45,8 @@ class EndedLaunch(msgspec.Struct, eq=False):
 class LargeLaunches:
     """The large launches that are being put in line, or cleared away after their end. Sessions take turns."""
 
-    def __init__(self, reservations: Reservations) -> None:
-        self._reservations = reservations
+    def __init__(self, reservations: Reservations, discards: Discards) -> None:
+        self._reservations, self._discards = reservations, discards
         self._beginning: Turns[LargeLaunch] = Turns()  # at most one per session
         self._ended: Turns[EndedLaunch] = Turns()
         self.beginning, self.ended = self._beginning.waiting, self._ended.waiting
@@ -77,7 +77,9 @@ class LargeLaunches:
         """Free the memory of inner values, and the records of nodes, in `steps` steps for one launch that has ended."""
         number = self._ended.next()
         if number is not None and self._clear(self.ended[number][0], steps):
-            self._ended.take(number)
+            program = self._ended.take(number).launch.program
+            if program.released and not program.waiting:  # this may have been its last launch
+                self._discards.add(*program.large_parts)
 
     def _clear(self, each: EndedLaunch, steps: int) -> bool:
         """Do steps for a launch that has ended. Return whether it is cleared."""

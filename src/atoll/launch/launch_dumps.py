@@ -18,6 +18,7 @@ from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.delegated_run_records import DelegatedRun, Revocation
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.dependency_tracker import ClientRunLimits, DependencyTracker, Places
+from atoll.launch.failing_launches import FailingLaunches
 from atoll.launch.failures import Failures
 from atoll.launch.function_releases import FunctionReleases
 from atoll.launch.gang_charges import GangCharges
@@ -171,6 +172,11 @@ class ReservationsDump(Dump):
 @dump_of(Launches, "launcher", rebuild=lambda launches: launches.left_out.find())
 class LaunchesDump(Dump):
     in_flight: dict[int, Ref[Gang[Any]]] = {}
+
+
+@dump_of(FailingLaunches, "failing launches")
+class FailingLaunchesDump(Dump):
+    """Failing launches have no state of their own. Remains refer to them."""
 
 
 @dump_of(GangCharges, "gang charges", version=2)
@@ -442,4 +448,5 @@ callback(
 callback("compilation: drop reference", Compilation, Compilation.drop_reference)
 callback("programs: drop remaining", ProgramRegistry, ProgramRegistry._drop_remaining)
 callback("launcher: end dropped", Launches, Launches.end_dropped)
+callback("failing launches: end dropped", FailingLaunches, FailingLaunches.end_dropped)
 callback("reservations: release", Reservations, Reservations.release)

@@ -47,7 +47,9 @@ class LaunchEnds:
         was_delegated = launch.state is LaunchState.DELEGATED
         launch.enter(LaunchState.ENDED)
         if error is not None or session is None:
-            for entry in launch.entries[program.arguments :]:
+            is_large = len(program.nodes) > LARGE_NODES  # `LargeLaunches` releases the others
+            made = [entry for _, entry in launch.named_results()] if is_large else launch.entries[program.arguments :]
+            for entry in made:
                 self._reservations.release(entry)
         elif program.inner_values and not was_delegated and len(program.nodes) <= LARGE_NODES:
             for value in program.inner_values:

@@ -81,7 +81,7 @@ class Launches:
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, shared.outbox)
         self.requeued = RequeuedLaunches(shared, parts)
         self.control_flow_runs = ControlFlowRuns(shared, parts)
-        self.large_launches = LargeLaunches(self.reservations)
+        self.large_launches = LargeLaunches(self.reservations, shared.discards)
         self._ends = LaunchEnds(shared, parts, control_flow=self.control_flow_runs, large_launches=self.large_launches)
         self.delegated_runs = DelegatedRuns(shared, parts, ends=self._ends)
         self.failing = FailingLaunches(
@@ -128,6 +128,7 @@ class Launches:
         """Return the parts that have state, by the names that dumps use."""
         found = {
             "launcher": self,
+            "failing launches": self.failing,
             "scheduler": self.scheduler,
             "reservations": self.reservations,
             "memory": self.reservations.ledger,
@@ -164,8 +165,7 @@ class Launches:
         if self._sequential is not None:
             self._sequential.forget(session.number)
         nodes = self.scheduler.drop_session(session.number)
-        for dropped in nodes:
-            self.reservations.dropped(dropped)
+        self.reservations.dropped(nodes)
         later = [dropped for dropped in nodes if not dropped.node.is_delegated]
         for dropped in nodes:
             if dropped.node.is_delegated:

@@ -25,7 +25,6 @@ from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.program_registration import register_in_steps
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups
 from atoll.state.session import Session
-from atoll.state.stepped_work import Discards
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16
@@ -52,7 +51,7 @@ class ProgramRegistry:
     ) -> None:
         self._joint_islands = shared.settings.joint_islands
         self.lowerings = Lowerings(self._lowered)
-        self.discards = Discards()
+        self._discards = shared.discards
         self._sessions = shared.sessions
         self.plans: dict[int, dict[int, HostPlan]] = {}  # by number and host
         self._compilation = compilation
@@ -142,7 +141,7 @@ class ProgramRegistry:
         """Release a program of the session."""
         definition = session.definitions.pop(number, None)
         if definition is not None:
-            self.discards.add(definition.nodes)
+            self._discards.add(definition.nodes)
         session.called.pop(number, None)
         session.control_flow.pop(number, None)
         session.parts.pop(number, None)
@@ -271,16 +270,16 @@ class ProgramRegistry:
         self._estimates.end(program)
         for name in program.functions:
             self._compilation.drop_reference(name)
-        self.discards.add(program.nodes, program.values, program.result_specs)
+        self._discards.add(*program.large_parts)
 
     def session_closed(self, session: Session) -> None:
         self._remains.release_in_steps(session, session.programs, self._drop_remaining)
         for uncompiled in self._uncompiled.take_of(session.number):
             self._forget(uncompiled)
         for definition in session.definitions.values():
-            self.discards.add(definition.nodes)
+            self._discards.add(definition.nodes)
         for part in session.parts.values():
-            self.discards.add(part.nodes)
+            self._discards.add(part.nodes)
         self._meter.session_closed(session.number)
 
     def abandon(self, number: int) -> None:

@@ -62,10 +62,10 @@ class RequeuedLaunches:
         Return the gangs that had not been sent: they still count as waiting, and as users of their buffers.
         """
         gangs = [gang for node in launch.nodes for gang in node.gangs]
-        for dropped in self._scheduler.drop_all(launch.nodes):
-            self._reservations.dropped(dropped)
-            if self._sequential is not None:
-                self._sequential.withdraw(dropped.node)
+        self._reservations.dropped(self._scheduler.drop_all(launch.nodes))
+        if self._sequential is not None:
+            for node in launch.nodes:
+                self._sequential.withdraw(node)
         for gang in gangs:
             if gang.state is GangState.RUNNING:
                 gang.enter(GangState.FAILED)

@@ -384,11 +384,16 @@ class Reservations:
         """Return whether the buffer has memory on the host."""
         return bool(entry.blocks.on((host,)))
 
-    def dropped(self, dropped: Dropped[GangRun]) -> None:
-        """Release the memory of gangs that were dropped, and end their node's wait for memory."""
-        self.waits.forget(dropped.node)
-        if not dropped.were_committed:
-            return
+    def dropped(self, nodes: Sequence[Dropped[GangRun]]) -> None:
+        """Release the memory of gangs that were dropped, and end the waits of their nodes for memory."""
+        waiting = self.waits.waiting
+        for dropped in nodes:
+            if dropped.node in waiting:
+                self.waits.forget(dropped.node)
+            if dropped.were_committed:
+                self._uncommitted(dropped)
+
+    def _uncommitted(self, dropped: Dropped[GangRun]) -> None:
         for gang in dropped.gangs:
             run = gang.run
             dropped.node.tenant.gave_back()

@@ -300,7 +300,10 @@ class Scheduler(QueuedWork[Payload]):
 
     def drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
         """Drop the gangs of the node that have not started. Return them."""
-        (dropped,) = self.drop_all((node,))
+        is_in_line = node.is_in_line
+        dropped = self._drop(node)
+        if is_in_line:
+            self._leave_lines(node)
         return dropped
 
     def drop_all(self, nodes: Sequence[QueuedNode[Payload]]) -> list[Dropped[Payload]]:
@@ -308,8 +311,9 @@ class Scheduler(QueuedWork[Payload]):
 
         The nodes leave their lines together: there may be tens of thousands, also ahead of them.
         """
-        in_line = [node for node in nodes if node.is_in_line]
-        dropped = [self._drop(node) for node in nodes]
+        unsent = [node for node in nodes if any([gang.state <= GangState.COMMITTED for gang in node.gangs])]
+        in_line = [node for node in unsent if GangState.WAITING <= node.gangs[0].state <= GangState.READY]
+        dropped = [self._drop(node) for node in unsent]
         if len(in_line) == 1:
             self._leave_lines(in_line[0])
         elif in_line:
@@ -325,12 +329,13 @@ class Scheduler(QueuedWork[Payload]):
         return found
 
     def _drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
-        self._deferred.pop(node.number, None)
+        if self._deferred:
+            self._deferred.pop(node.number, None)
         gangs = [gang for gang in node.gangs if gang.is_unsent]
         were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
+        if self._barred:
+            self._unbar(node, gangs)
         for gang in gangs:
-            for island in gang.all_islands if self._barred else ():
-                self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
             if were_committed and (gang.islands or node.starts_together):
                 # The gangs behind it may have waited for another island.
@@ -338,6 +343,12 @@ class Scheduler(QueuedWork[Payload]):
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
+
+    def _unbar(self, node: QueuedNode[Payload], gangs: Sequence[Gang[Payload]]) -> None:
+        """Forget that a dropped node lacks an island of these gangs."""
+        for gang in gangs:
+            for island in gang.all_islands:
+                self._barred.get(island, {}).pop(node, None)
 
     def offer_again(self, island: int) -> None:
         """Offer the nodes again that lack only the island: it works again, or a session has its functions there."""

@@ -16,7 +16,7 @@ from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
 from atoll.state.session import Session
-from atoll.state.stepped_work import Remains
+from atoll.state.stepped_work import Discards, Remains
 
 if TYPE_CHECKING:
     from atoll.errors import Status
@@ -38,6 +38,7 @@ class SharedState:
     quarantine: Quarantine = field(default_factory=Quarantine)
     offenses: TenantOffenses = field(default_factory=TenantOffenses)
     remains: Remains = field(default_factory=Remains)  # of closed sessions
+    discards: Discards = field(default_factory=Discards)
 
 
 class LaunchServices(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import msgspec
 
@@ -92,6 +93,11 @@ class RegisteredProgram(msgspec.Struct):
                 groups.setdefault((plan.arguments, plan.results), (plan, []))[1].extend(some)
             found = self._by_handles[hosts] = [(plan, tuple(some)) for plan, some in groups.values()]
         return found
+
+    @property
+    def large_parts(self) -> tuple[Collection[Any], ...]:
+        """Return the parts that take long to free."""
+        return self.nodes, self.values, self.result_specs
 
     @property
     def gangs(self) -> list[GangSpec]:
