@@ -71,6 +71,19 @@ def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
     assert life.islands[0].restarts == 2
 
 
+def test_an_island_that_has_returned_from_a_drain_has_no_last_failure():
+    life = Lifecycle({0: Island(0, S.READY)})
+    life.fail(0, WHY)
+    life.hosts_joined(0)
+    assert life.islands[0].last_failure == FAILED
+    life.begin_drain(0)
+    life.end(0, WHY)
+    life.begin_return(0)
+    assert life.islands[0].last_failure == REMOVED, "why it does not work yet"
+    life.hosts_joined(0)
+    assert life.islands[0].last_failure is None
+
+
 def test_a_drain_that_stops_leaves_an_island_that_was_lost_meanwhile_as_it_is():
     life = Lifecycle({0: Island(0, S.READY)})
     life.begin_drain(0)

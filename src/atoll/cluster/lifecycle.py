@@ -161,8 +161,14 @@ class Lifecycle(msgspec.Struct):
         self._subscribers.setdefault(kind, []).extend(calls)
 
     def hosts_joined(self, island: int) -> None:
-        """Record that all hosts of the island have joined."""
+        """Record that all hosts of the island have joined.
+
+        A drain is then over, while a failure is still reported as the last one.
+        """
         was = self._change(island, IslandState.READY)
+        record = self.islands[island]
+        if record.last_failure is not None and not record.last_failure.details.retriable:
+            record.last_failure = None
         self._notify(IslandReady(island) if was is IslandState.STARTING else IslandRestarted(island))
 
     def fail(self, island: int, status: Status) -> None:
