@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -64,6 +65,21 @@ class LocalWorkers:
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> None:
         self.ends.append(on_end)
+
+
+def test_a_cluster_whose_workers_take_long_to_start_says_so_and_which_setting_waits_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        options = EngineOptions(ClusterSettings("1x1x1", wait_seconds=0.1), str(tmp_path))
+        supervised = Supervisor(options, LocalWorkers(), asyncio.Event())
+        monkeypatch.setattr(supervised, "_link", SimpleNamespace(send=lambda message: None))
+        await supervised.start()
+
+    monkeypatch.setattr(ControllerChild, "start", lambda _: None)
+    monkeypatch.setattr(Supervisor, "_connect", _connected)
+    with pytest.raises(ClusterError, match="not up within 0 s: not all of its workers have devices yet"):
+        asyncio.run(main())
 
 
 def test_a_worker_that_ends_just_when_its_cluster_is_up_is_started_again(

@@ -297,13 +297,13 @@ class Supervisor(StateMachine[SupervisorState]):
             return
         self._up.cancel()
         if not self._stop.is_set():
-            missing = self._missing()
-            raise ClusterError(f"the cluster was not up within {seconds:.0f} s{missing and f': {missing}'}")
+            raise ClusterError(f"the cluster was not up within {seconds:.0f} s: {self._missing()}")
 
     def _missing(self) -> str:
         if self._link is None:
             return f"its controller does not listen at {self._address}"
-        return self._engine.agents.missing() if self._engine.agents is not None else ""
+        hosts = self._engine.agents.missing() if self._engine.agents is not None else ""
+        return hosts or "not all of its workers have devices yet (`ATOLL_WAIT` or `--wait` sets how long to wait)"
 
     def _ready(self) -> None:
         """Note that all hosts have joined. From now on, an island restarts if one of its workers ends."""
