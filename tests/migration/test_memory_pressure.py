@@ -87,6 +87,21 @@ def test_an_idle_array_of_a_lower_session_spills_and_comes_back_when_it_is_used(
     assert play.controller.sessions[play.low].directory.entries[5].blocks
 
 
+def test_a_spilled_array_that_a_launch_uses_twice_is_restored_once():
+    play = PressurePlay(spill=100)
+    play.launch(play.high, 7)
+    (put,) = of_kind(m.SpillRequest, play.at(1.0))
+    for run in runs(play.put(put)):
+        play.done(run.sequence)
+    play.send(m.Release((7,)))
+    play.session = play.low
+    play.with_call(arguments=2)
+    (send,) = of_kind(m.SendSpilled, play.send(m.Launch(1, (5, 5), (9,), ())))
+    (back,) = runs(play.report(0, m.FeedsArrived(play.low, (send.pieces[0][1],))))
+    (run,) = runs(play.done(back.sequence) + play.send(m.Release((6,))))
+    assert run.arguments == (5, 5)
+
+
 def test_what_spills_is_bounded():
     play = PressurePlay(spill=7)
     play.launch(play.high, 7)

@@ -38,7 +38,8 @@ class LaunchQueue:
         """Make the spilled arguments of a launch available. Call this before the launch is made."""
         if session.has_spilled:
             entries = session.directory.entries
-            spilled = [each for each in message.arguments if entries[each].spilled is not None]
+            arguments = dict.fromkeys(message.arguments)  # one array may be there several times
+            spilled = [each for each in arguments if entries[each].spilled is not None]
             self._services.restore_spilled(session, spilled)
 
     def line_up(self, session: Session, launch: Launch, age: int = -1) -> None:
