@@ -296,7 +296,6 @@ def test_the_loss_of_an_island_that_is_drained_ends_the_drain() -> None:
     play.leave()
     play.drain()
     play.lose(0, "it burnt")
-    play.flush()
     (reply,) = play.replies()
     assert "the island was lost meanwhile" in reply.status.message
     assert play.version.state is VersionState.LOST

@@ -392,8 +392,13 @@ class World:
                     self.clients[number].handle(message)
                 elif kind == "operator":
                     self.replies.append(message)
-                elif isinstance(message, m.RestartIsland):
-                    self.end(message.island)
+                elif kind == "engine":
+                    self.ask_engine(message)
+
+    def ask_engine(self, message: Any) -> None:
+        """Handle a message to the engine."""
+        if isinstance(message, m.RestartIsland):
+            self.end(message.island)
 
     def pass_on(self) -> bool:
         """Deliver one message from a host of a group to another host. Return whether there was one."""

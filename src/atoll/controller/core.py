@@ -339,6 +339,7 @@ class Controller:
             self.published.island_failed,  # finds the versions whose arrays have failed
             self.detached.island_failed,
             self.migrations.abort_on_island,
+            self._operators.drains.island_failed,  # after the migrations from there
             self.suspensions.lose_spilled_arrays,
             self.published.files.island_lost,
             self._relays.forget_groups,
@@ -366,6 +367,9 @@ class Controller:
         lifecycle.subscribe(
             IslandDrained,
             self._island_leaves,
+            self._losses.island_drained,
+            self.migrations.abort_on_island,
+            self.suspensions.lose_spilled_arrays,
             self._relays.forget_groups,
             self._worlds.close_worlds_of,
             self.published.island_drained,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from atoll.cluster.lifecycle import IslandFailed
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.compilation import Compilation
@@ -161,6 +161,11 @@ class Migrations:
             raise StatusError(Code.FAILED_PRECONDITION, text)
         check_size(session)
 
+    def concern(self, session: Session, island: int) -> bool:
+        """Return whether the session is moving to the island or from it."""
+        migration = self.under_way.get(session.number)
+        return migration is not None and island in migration.islands
+
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
         changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
@@ -211,7 +216,7 @@ class Migrations:
             }[migration.state]
             self._abort(migration, Status(Code.DEADLINE_EXCEEDED, f"{text} after {seconds:.0f} s"))
 
-    def abort_on_island(self, lost: IslandFailed) -> None:
+    def abort_on_island(self, lost: IslandFailed | IslandDrained) -> None:
         for migration in list(self.under_way.values()):
             if lost.island in migration.islands:
                 self._abort(migration, lost.status)

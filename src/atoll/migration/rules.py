@@ -71,10 +71,12 @@ def check_changes(
         islands = {location.island for location in wanted.values()}
     else:
         islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
+    targets = {location.island for location in (wanted if may_stay else changes).values()}
     for island in sorted(islands):
         record, state = resources.islands[island], resources.islands[island].state
         just_restarted = island in session.unacknowledged_failures or session.number in record.needs_recompile
-        if just_restarted or not record.works:
+        is_leaving = island in targets and state is IslandState.DRAINING
+        if just_restarted or is_leaving or not record.works:
             reason = "has just restarted" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
     reasons = {session.devices.closed(location) for location in (wanted if may_stay else changes).values()} - {""}
@@ -197,7 +199,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         """Return what prevents the session from resuming at these places and which sessions hold it, or ""."""
         for island in sorted({location.island for location in places.values()}):
             record = resources.islands[island]
-            if not record.works:
+            if not record.works or record.state is IslandState.DRAINING:
                 return f"island {island}, which is {record.state}"
             if island in session.unacknowledged_failures:
                 return (

@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from atoll.cluster.lifecycle import IslandFailed
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.slice_placement import Slices
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.launches import Launches
@@ -206,7 +206,7 @@ class Suspensions:
         found += [each for each in all_of_them if each.session.state is SessionState.SUSPENDED and each.by_system]
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
 
-    def lose_spilled_arrays(self, lost: IslandFailed) -> None:
+    def lose_spilled_arrays(self, lost: IslandFailed | IslandDrained) -> None:
         self._spiller.hosts_failed(set(self._resources.hosts_of(lost.island)), lost.status)
 
     def session_closed(self, session: Session) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import compress
 from operator import attrgetter
 
-from atoll.cluster.lifecycle import IslandFailed, IslandRemoved, IslandRestarted
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandRemoved, IslandRestarted
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.errors import Status
@@ -61,6 +61,20 @@ class IslandLosses:
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}
         self._compilation.fail_on(hosts, status, impatient)
         self._queries.fail_on(hosts, status, impatient)
+        self._failures.fail_without_inputs()
+
+    def island_drained(self, drained: IslandDrained) -> None:
+        """Fail what is still on the island, or waits for it, such as work of sessions that leave it by themselves.
+
+        The proxies of all sessions are notified when the workers of the island end (`operators.drains`).
+        """
+        island, status = drained.island, drained.status
+        hosts = set(self._resources.hosts_of(island))
+        survivors = self._failures.fail_launches_of_island(island, status)
+        for session in self._sessions.values():
+            session.feeds.forget_unawaited(hosts)
+            self._lose_arrays(session, hosts, survivors, status)
+        self._fail_waiting(island, status)
         self._failures.fail_without_inputs()
 
     def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
@@ -139,7 +153,10 @@ class IslandLosses:
 
     def island_removed(self, removed: IslandRemoved) -> None:
         """Fail everything that waits for the island."""
-        self._failures.fail_waiting(removed.island, removed.status)
-        hosts = set(self._resources.hosts_of(removed.island))
-        self._compilation.fail_on(hosts, removed.status)
-        self._queries.fail_on(hosts, removed.status)
+        self._fail_waiting(removed.island, removed.status)
+
+    def _fail_waiting(self, island: int, status: Status) -> None:
+        self._failures.fail_waiting(island, status)
+        hosts = set(self._resources.hosts_of(island))
+        self._compilation.fail_on(hosts, status)
+        self._queries.fail_on(hosts, status)

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
+from atoll.cluster.lifecycle import Island, IslandDrained, IslandFailed, IslandState
 from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.named_arrays.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
@@ -112,8 +112,9 @@ class Drains:
         problems: list[str] = []
         leaving: set[int] = set()
         for session in self._sessions.values():
-            if self._suspensions.needs(session, island):
-                if session.leaves_islands:
+            is_moving = self._migrations.concern(session, island)
+            if is_moving or self._suspensions.needs(session, island):
+                if session.leaves_islands and not is_moving:
                     leaving.add(session.number)
                     continue
                 try:
@@ -163,13 +164,10 @@ class Drains:
 
     def _check_left(self, drain: _Drain, is_late: bool) -> None:
         """Find sessions that have left. They keep their devices on the island, which wait for its return."""
-        has_failed = self._resources.islands[drain.island].state is not IslandState.DRAINING
         for number in sorted(drain.leaving & drain.left):
             session = self._sessions.get(number)
             status = OK
-            if has_failed:
-                status = Status(Code.DATA_LOSS, "the island was lost meanwhile")
-            elif session is not None and has_arrays(session, drain.island):
+            if session is not None and has_arrays(session, drain.island):
                 if not is_late:
                     continue
                 status = Status(Code.DEADLINE_EXCEEDED, f"it has not left within {LEAVE_SECONDS:.0f} s")
@@ -214,8 +212,10 @@ class Drains:
             self._copy_published(drain)
 
     def _copy_published(self, drain: _Drain) -> None:
-        """Copy the published arrays on an island that no session uses to other islands."""
-        if self._copies.is_on(drain.island):
+        """Copy the published arrays on an island to others, and wait for what still runs there: reads of such arrays,
+        and what sessions have launched that left the island by themselves.
+        """
+        if self._copies.is_on(drain.island) or not self._is_unused(drain.island):
             drain.copies_since = self._outbox.seconds
             self._copying[drain.island] = drain
             self._copies.leave(drain.island)
@@ -227,15 +227,13 @@ class Drains:
         return self._scheduler.is_idle(island) and not self._scheduler.nodes(island)
 
     def _check_copied(self, drain: _Drain, is_late: bool) -> None:
-        """End the island if no published arrays are on it and no session reads one of them."""
+        """End the island if no published arrays are on it, and nothing runs there."""
         island = drain.island
         obstacles = self._copies.obstacles(island)
-        if self._resources.islands[island].state is not IslandState.DRAINING:
-            obstacles = ["the island was lost meanwhile"]
-        elif obstacles is None and is_late:
+        if obstacles is None and is_late:
             obstacles = [f"published arrays have not been copied within {COPY_SECONDS:.0f} s"]
         elif not obstacles and not self._is_unused(island):
-            obstacles = [f"reads of published arrays have not ended within {COPY_SECONDS:.0f} s"] if is_late else None
+            obstacles = [f"its work has not ended within {COPY_SECONDS:.0f} s"] if is_late else None
         if obstacles is None:
             return
         del self._copying[island]
@@ -266,6 +264,14 @@ class Drains:
         departures = (self._departure_of(host) for host in self._resources.hosts_of(drain.island))
         left = "; ".join(each for each in departures if each) or "its machine left"
         return f"was drained because {left}"
+
+    def island_failed(self, lost: IslandFailed) -> None:
+        """End the drain of an island that has failed. The migrations from there have ended."""
+        for drains in (self._leaving, self._copying):
+            drain = drains.pop(lost.island, None)
+            if drain is not None:
+                drain.problems.append("the island was lost meanwhile")
+                self._stop_draining(drain)
 
     def island_drained(self, drained: IslandDrained) -> None:
         """Let the workers of a drained island end."""
