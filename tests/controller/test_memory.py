@@ -12,6 +12,7 @@ from atoll.ir.program import (
     Rearrange,
     single,
 )
+from atoll.launch.memory_waits import RELEASED_SECONDS
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, on, runs
 
@@ -242,6 +243,29 @@ def test_what_waits_for_memory_that_was_freed_just_now_does_not_fail():
     play.tick(102.0)
     (second,) = runs(play.outbox())
     assert second.results == (12,)
+
+
+def test_what_waits_for_memory_waits_longer_while_some_is_released_in_steps_and_not_forever():
+    play = Play(device_memory=20)
+    play.with_call()
+    play.array(10)
+    (first,) = play.send(m.Launch(1, (10,), (11,), ()))
+    play.done(first.sequence)
+    assert play.send(m.Launch(1, (10,), (12,), ())) == []
+    other = play.open(43, "other.py").number
+    play.proxy(other, m.MakeError(tuple(range(100, 1000)), BROKEN))
+    play.flush()
+    play.close(other)
+    entry = play.controller.sessions[play.session].directory.entries[12]
+    for seconds in range(1, int(RELEASED_SECONDS)):
+        play.tick(float(seconds))
+        assert play.controller.launches.remains.waiting
+        assert entry.error is None
+    for seconds in range(3):  # the session is asked what it can release
+        play.tick(RELEASED_SECONDS + seconds)
+    assert play.controller.launches.remains.waiting
+    assert entry.error is not None
+    assert entry.error.code == Code.RESOURCE_EXHAUSTED
 
 
 def test_what_can_never_fit_is_refused_though_others_work():

@@ -281,9 +281,8 @@ class Failures:
 
     def _fail_hopeless(self) -> None:
         """Fail the launches that wait for memory in vain. The errors name the holders of the memory."""
-        if self._remains.waiting or self._large_launches.ended:  # their memory is still being released
-            return
-        for gang, status in self._memory_waits.hopeless():
+        releasing = bool(self._remains.waiting or self._large_launches.ended)
+        for gang, status in self._memory_waits.hopeless(releasing):
             self._failing.fail(gang.run.launch, status)
 
 

@@ -41,6 +41,8 @@ CLAIM_NS = 100_000_000
 DEVICE_MEMORY = "device memory"
 # Time for running gangs to free memory, before memory is reclaimed from sessions.
 RELIEF_SECONDS = 0.1
+# Time for memory that is released in steps to be free. Sessions may always have some such memory.
+RELEASED_SECONDS = 30.0
 
 
 class MemoryWait(msgspec.Struct, eq=False):
@@ -193,12 +195,17 @@ class MemoryWaits:
 
     # ---- ticks
 
-    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
-        """End the waits that would last forever. Return their gangs with the errors. Call this once in a while."""
+    def hopeless(self, releasing: bool = False) -> list[tuple[Gang[GangRun], Status]]:
+        """End the waits that would last forever. Return their gangs with the errors. Call this once in a while.
+
+        If some memory is still being released in steps (`releasing`), only waits of more than `RELEASED_SECONDS` end.
+        """
         found = []
         for node, waiting in list(self.waiting.items()):
             if not node.is_pending:
                 del self.waiting[node]
+            elif releasing and self.now - node.since < RELEASED_SECONDS:
+                continue
             elif self._is_hopeless(waiting):
                 if self._renewed(waiting) or self._may_be_relieved(waiting, is_last=True):
                     continue
