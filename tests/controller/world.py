@@ -326,9 +326,9 @@ class World:
         dispatcher = DelegatedRunDispatcher(delegated, host.take, host.await_feeds, host.now)
         return group
 
-    def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
+    def hopeless(self, releasing: bool = False) -> list[tuple[Gang[GangRun], Status]]:
         """Return the launches that the controller fails for lack of memory, after checking each against the model."""
-        found = self._hopeless()
+        found = self._hopeless(releasing)
         for gang, status in found:
             assert not self.fits(gang), f"{status.message}, though it would fit"
             self.exhausted.add(status.message)
