@@ -31,7 +31,7 @@ _NOT_LOADED: dict[str, set[str]] = {
     "Send": {"feeds"},
 }
 # Maps that are only searched by key, so that the order of the keys has no effect.
-_UNORDERED = {("_SessionRuns", "on_island")}
+_UNORDERED = {("_SessionRuns", "on_island"), ("Turns", "_tenants")}
 # Types of values that are compared as they are.
 _VALUES = (str, bytes, Enum, type, types.NoneType, types.ModuleType, msgspec.Raw, msgspec.Struct)
 # Types of values that most objects refer to. They are compared without an entry of their own.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from atoll.cluster.lifecycle import IslandState
 from atoll.errors import Code, Status
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.dumps import check_dump
 from tests.controller.migrating_world import MigratingClient, MigratingWorld
+from tests.controller.play import Cluster
 from tests.controller.world import World
 
 
@@ -33,15 +36,30 @@ class OperatedClient(MigratingClient):
         super().handle(message)
 
 
+class OperatedCluster(Cluster):
+    """Cluster where other events occur between the flushes that do work in steps. `rng` is None at the end."""
+
+    rng: random.Random | None = None
+
+    def next_flush(self) -> e.Flush:
+        return e.Flush(self.now) if self.rng is None else e.Flush(self.now, self.rng.choice([1, 4, 64]))
+
+    def pauses(self) -> bool:
+        return self.rng is not None and self.rng.random() < 0.5
+
+
 class OperatedWorld(MigratingWorld):
     """World with an operator who moves, suspends and drains, and with a standby of the controller."""
 
     kind_of_client = OperatedClient
+    kind_of_cluster = OperatedCluster
     shares = True
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.incarnation = 0
+        assert isinstance(self.cluster, OperatedCluster)
+        self.cluster.rng = self.rng
 
     def drain(self) -> None:
         """Drain an island, or let a drained one start again."""
@@ -55,7 +73,7 @@ class OperatedWorld(MigratingWorld):
 
     def take_over(self) -> None:
         """Replace the controller by one that was loaded from its dump."""
-        self.cluster.flush()
+        self.deliver()
         self.controller = self.cluster.controller = check_dump(self.controller)
         self._hopeless = self.controller.launches.reservations.waits.hopeless
         self.controller.launches.reservations.waits.hopeless = self.hopeless  # type: ignore[method-assign]
@@ -87,6 +105,8 @@ class OperatedWorld(MigratingWorld):
         self.deliver()
 
     def settle(self) -> None:
+        assert isinstance(self.cluster, OperatedCluster)
+        self.cluster.rng = None
         super().settle()
         for _ in range(400):
             if not any(each.state is IslandState.DRAINING for each in self.controller.resources.islands.values()):

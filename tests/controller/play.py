@@ -220,11 +220,18 @@ class Cluster:
     def flush(self) -> list[a.AnyAction]:
         """Return all actions since the last call. Fail if the controller had a bug in a message that waited."""
         kept, self._kept = self._kept, []
-        actions = [*kept, *self.event(e.Flush(self.now))]
-        while self.controller.has_work:
+        actions = [*kept, *self.event(self.next_flush())]
+        while self.controller.has_work and not self.pauses():
             assert not self.controller.bugs(), self.controller.bugs()[0][0].trace
-            actions += self.event(e.Flush(self.now))
+            actions += self.event(self.next_flush())
         return actions
+
+    def next_flush(self) -> e.Flush:
+        return e.Flush(self.now)
+
+    def pauses(self) -> bool:
+        """Return whether other events occur before the next flush, although the controller has work."""
+        return False
 
     def sent(self) -> list[tuple[tuple[str, int], Any]]:
         """Return all messages since the last call, with their receivers."""

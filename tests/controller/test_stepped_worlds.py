@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.controller.sessions import inboxes
 from atoll.launch import failing_launches, launch_ends, launcher, registry
+from atoll.migration import array_spiller, migrations, movers
 from atoll.state import stepped_work
 from tests.controller.control_flow_world import ChoosingWorld
 from tests.controller.outcome import check_nothing_is_left, check_outcomes, play
@@ -26,6 +27,11 @@ def all_in_steps() -> Iterator[None]:
         for module in (launcher, launch_ends, failing_launches, inboxes):
             patch.setattr(module, "LARGE_NODES", 1)
         patch.setattr(registry, "SMALL_NODES", 0)
+        patch.setattr(array_spiller, "_MAX_AT_ONCE", 1)
+        for name in ("_PROGRAMS_AT_ONCE", "_MAX_AT_ONCE", "MAX_TOGETHER"):
+            patch.setattr(movers, name, 1)
+        for name in ("_ROUNDS", "_FUNCTIONS_AT_ONCE", "_PROGRAMS_AT_ONCE"):
+            patch.setattr(migrations, name, 1)
         patch.setattr(stepped_work, "SMALL_ITEMS", 0)
         yield
 

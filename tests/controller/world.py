@@ -372,7 +372,7 @@ class World:
     def compile(self, session: int, function: int, feed: int) -> None:
         """Deliver the source of a function to its hosts, which compile it at once."""
         functions = self.controller.sessions[session].functions
-        if function not in functions:  # its registration waits for earlier messages of the session
+        while function not in functions:  # its registration waits for earlier messages of the session
             self.deliver()
         name = functions[function]
         for host in sorted(hosts_of(self.controller.functions.locations[name])):

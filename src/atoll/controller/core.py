@@ -445,6 +445,8 @@ class Controller:
             self._inboxes.waiting,
             self._requests.waiting,
             *self.published.backlog,
+            self.migrations.working,
+            self._spiller.working,
             large.beginning,
             large.ended,
             self._state.remains.waiting,
@@ -521,6 +523,7 @@ class Controller:
             self._state.remains.proceed(event.steps)
             self._requests.proceed()
             self._inboxes.proceed(event.steps)
+            self._spiller.proceed()
         self._inboxes.turn_ended()
         self.published.proceed()
         if any(self._waiting):

@@ -30,12 +30,16 @@ from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.migration.array_views import Shard, spec_of, view_program, views_of
 from atoll.migration.internal_programs import InternalPrograms
+from atoll.migration.manifest import manifest_of
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.session import Launch, Session
+from atoll.state.stepped_work import taken
 
 _MAX_DROPPED = 1024  # pieces of a message
+# Arrays that are spilled together and that are handled in one flush.
+_MAX_AT_ONCE = 512
 # Files that a host will remove when it is there. The oldest ones are forgotten, and stay on its disk.
 MAX_LEFT = 16_384
 # Arrays, and their bytes, that one launch restores if a failure of one is a failure of all. Larger ones have their own.
@@ -77,6 +81,10 @@ class _Spill(_Request):
     arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]]  # by handle
     views: dict[int, tuple[Shard, ...]]  # of these
     then: Callable[[Status], None]
+    directory: str = ""
+    undivided: list[int] = field(default_factory=list)  # arrays whose parts are not known yet, the next one last
+    shards: _ShardsByHost = field(default_factory=dict)  # that hosts will be asked to keep
+    copied: list[int] = field(default_factory=list)  # arrays to be freed on devices, the next one last
 
 
 @dataclass(eq=False, kw_only=True)
@@ -99,12 +107,11 @@ class _Restore(msgspec.Struct, eq=False):
     launch: Launch | None = None
 
 
-def _no_manifest(arrays: Mapping[int, SpilledArray]) -> bytes:
-    return b""
-
-
 class ArraySpiller:
-    """Spills and restores arrays of sessions."""
+    """Spills and restores arrays of sessions.
+
+    A session may have 65,536 arrays. If many are spilled together, each flush handles some of them.
+    """
 
     def __init__(self, shared: SharedState, launches: Launches, internal: InternalPrograms) -> None:
         self._sessions = shared.sessions
@@ -114,6 +121,7 @@ class ArraySpiller:
         self._internal = internal
         self._outbox = shared.outbox
         self._spills: dict[int, _Spill] = {}  # by request
+        self.working: dict[int, None] = {}  # those of these requests that continue in the next flush
         self._saves: dict[int, _Save] = {}  # by request
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
         self.losses: Counter[int] = Counter()  # by host: how often its memory was lost
@@ -128,12 +136,7 @@ class ArraySpiller:
     # ---- spilling
 
     def spill(
-        self,
-        session: Session,
-        handles: Iterable[int],
-        then: Callable[[Status], None],
-        directory: str = "",
-        manifest: Callable[[Mapping[int, SpilledArray]], bytes] = _no_manifest,
+        self, session: Session, handles: Iterable[int], then: Callable[[Status], None], directory: str = ""
     ) -> None:
         """Spill all of these arrays or none, to files if there is a `directory`. Arrays used meanwhile stay.
 
@@ -141,34 +144,87 @@ class ArraySpiller:
         """
         entries = _entries_of_known_kind(session, handles)
         views = views_of(entries, session.devices.locations)
-        others = {handle: entry for handle, entry in entries.items() if handle not in views}
-        parts, shards = self._divided(session, others, per_host=True)
-        parts.update((handle, ()) for handle in entries if handle in views)
+        number = self._new_request()
+        arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]] = {
+            handle: (entry, ()) for handle, entry in entries.items() if handle not in views
+        }
+        undivided = list(reversed(arrays))
+        arrays.update((handle, (entries[handle], ())) for handle in views)
+        spill = self._spills[number] = _Spill(
+            session=session,
+            arrays=arrays,
+            views=views,
+            left=set(),
+            then=then,
+            directory=directory,
+            undivided=undivided,
+        )
+        self._continue(number, spill)
+
+    def proceed(self) -> None:
+        """Continue to spill some arrays. Requests take turns."""
+        for number in list(self.working)[:1]:
+            del self.working[number]
+            self._continue(number, self._spills[number])
+
+    def _continue(self, number: int, spill: _Spill) -> None:
+        """Handle some arrays of a request, and call `then` after the last one."""
+        if spill.copied:
+            self._free_copied(spill)
+            if not spill.copied:
+                del self._spills[number]
+                spill.then(spill.failure or OK)
+                return
+        elif spill.failure is not None:
+            self._done(number, spill)
+            return
+        else:
+            for handle in taken(spill.undivided, _MAX_AT_ONCE):
+                entry, _ = spill.arrays[handle]
+                if entry.is_idle:
+                    spill.arrays[handle] = entry, self._divided(spill.session, handle, entry, True, spill.shards)
+            if not spill.undivided:
+                self._send(number, spill)
+                return
+        self.working[number] = None
+
+    def _send(self, number: int, spill: _Spill) -> None:
         text = b""
-        if directory:
-            text = manifest({handle: SpilledArray(some, views.get(handle, ())) for handle, some in parts.items()})
-        arrays = {handle: (entries[handle], some) for handle, some in parts.items()}
-        spill = _Spill(session=session, arrays=arrays, views=views, left=set(shards), then=then)
-        self._begin(session, spill, shards, directory, text)
+        if spill.directory:
+            arrays = {
+                handle: SpilledArray(some, spill.views.get(handle, ())) for handle, (_, some) in spill.arrays.items()
+            }
+            text = manifest_of(spill.session, arrays)
+        shards, spill.shards = spill.shards, {}
+        self._begin(spill.session, number, spill, shards, spill.directory, text)
 
     def save(self, session: Session, handles: Iterable[int], directory: str, then: Saved) -> None:
         """Write these arrays to files in a `directory`, all or none. They also stay on devices.
 
         Raises UNIMPLEMENTED for an array that has no known shards.
         """
-        parts, shards = self._divided(session, _entries_of_known_kind(session, handles), per_host=False)
-        self._begin(session, _Save(parts=parts, left=set(shards), then=then), shards, directory)
+        shards: _ShardsByHost = {}
+        entries = _entries_of_known_kind(session, handles)
+        parts = {handle: self._divided(session, handle, entry, False, shards) for handle, entry in entries.items()}
+        number = self._new_request()
+        save = self._saves[number] = _Save(parts=parts, left=set(), then=then)
+        self._begin(session, number, save, shards, directory)
+
+    def _new_request(self) -> int:
+        self._next_request += 1
+        return self._next_request - 1
 
     def _begin(
-        self, session: Session, request: _Spill | _Save, shards: _ShardsByHost, directory: str, text: bytes = b""
+        self,
+        session: Session,
+        number: int,
+        request: _Spill | _Save,
+        shards: _ShardsByHost,
+        directory: str,
+        text: bytes = b"",
     ) -> None:
         """Have hosts copy these shards to their memory, or to files if there is a `directory`."""
-        number = self._next_request
-        self._next_request += 1
-        if isinstance(request, _Spill):
-            self._spills[number] = request
-        else:
-            self._saves[number] = request
+        request.left = set(shards)
         to_files = bool(directory)
         for host, some in sorted(shards.items()):
             self._outbox.to_host(
@@ -178,17 +234,13 @@ class ArraySpiller:
             self._done(number, request)
 
     def _divided(
-        self, session: Session, entries: Mapping[int, Entry], per_host: bool
-    ) -> tuple[dict[int, tuple[SpilledPart, ...]], _ShardsByHost]:
-        """Return the `_parts` of arrays, by handle, and the shards that hold them."""
-        parts: dict[int, tuple[SpilledPart, ...]] = {}
-        shards: _ShardsByHost = {}
-        for handle, entry in entries.items():
-            of_array = self._parts(session, handle, entry, per_host)
-            parts[handle] = tuple(part for part, _ in of_array)
-            for part, shard in of_array:
-                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
-        return parts, shards
+        self, session: Session, handle: int, entry: Entry, per_host: bool, shards: _ShardsByHost
+    ) -> tuple[SpilledPart, ...]:
+        """Return the `_parts` of an array, and add the shards that hold them to `shards`."""
+        parts = self._parts(session, handle, entry, per_host)
+        for part, shard in parts:
+            shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
+        return tuple([part for part, _ in parts])
 
     def _parts(self, session: Session, handle: int, entry: Entry, per_host: bool) -> list[tuple[SpilledPart, int]]:
         """Return the parts of an array to keep, each with the number of a shard on its host that holds the contents.
@@ -235,8 +287,13 @@ class ArraySpiller:
 
     def _done(self, number: int, request: _Spill | _Save) -> None:
         if isinstance(request, _Spill):
-            del self._spills[number]
-            self._spill_done(request)
+            request.undivided.clear()
+            request.copied = list(reversed(request.arrays))
+            if request.copied:
+                self._continue(number, request)
+            else:
+                del self._spills[number]
+                request.then(request.failure or OK)
         else:
             del self._saves[number]
             self._save_done(request)
@@ -252,14 +309,19 @@ class ArraySpiller:
         self.drop_files(found.values())
         save.then(save.failure, {})
 
-    def _spill_done(self, spill: _Spill) -> None:
+    def _free_copied(self, spill: _Spill) -> None:
+        """Free the device memory of some copied arrays, or drop the copies of arrays that stay."""
         session = spill.session
-        parts_of = (part for _, parts in spill.arrays.values() for part in parts if part.piece.number in spill.pieces)
-        self._count_files(session, ((part.host, spill.pieces[part.piece.number]) for part in parts_of))
-        for handle, (entry, parts) in spill.arrays.items():
+        for handle in taken(spill.copied, _MAX_AT_ONCE):
+            entry, parts = spill.arrays[handle]
+            there = (
+                (part.host, spill.pieces[part.piece.number]) for part in parts if part.piece.number in spill.pieces
+            )
+            self._count_files(session, there)
             spilled = self._spilled(spill, handle, parts)
             is_there = session.directory.entries.get(handle) is entry and entry.is_idle
-            if spill.failure is None and spilled is not None and is_there:
+            is_whole = spilled is not None and (bool(parts) or handle in spill.views)
+            if spill.failure is None and spilled is not None and is_whole and is_there:
                 self._outbox.free(entry.hosts, session.number, (handle,))
                 self._reservations.release(entry)
                 entry.spill(spilled)
@@ -267,7 +329,6 @@ class ArraySpiller:
             elif spilled is not None:
                 self.drop(session, spilled)
         self._outbox.flush_frees()  # frees the memory before anything is restored under the same handle
-        spill.then(spill.failure or OK)
 
     def _spilled(self, spill: _Spill, handle: int, parts: tuple[SpilledPart, ...]) -> SpilledArray | None:
         """Return the spilled array; None for a view of arrays that are not spilled."""
@@ -492,6 +553,7 @@ class ArraySpiller:
         for request, spill in list(self._spills.items()):
             if spill.session is session:
                 del self._spills[request]
+                self.working.pop(request, None)
 
     def hosts_failed(self, hosts: set[int], status: Status) -> None:
         """Fail the pending copies of these hosts, and the arrays whose pieces were in their memory."""
@@ -510,6 +572,8 @@ class ArraySpiller:
             for number, request in list(table.items()):
                 if request.left & hosts:
                     self._replied(number, request, hosts, status)
+                elif isinstance(request, _Spill) and not hosts.isdisjoint(request.shards):
+                    request.failure = request.failure or status  # before these hosts were asked
 
 
 def _entries_of_known_kind(session: Session, handles: Iterable[int]) -> dict[int, Entry]:

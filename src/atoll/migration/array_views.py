@@ -19,7 +19,12 @@ def views_of(entries: Mapping[int, Entry], locations: Mapping[int, DeviceLocatio
 
     No array is a view of a view.
     """
-    sharing = [each for each in entries.items() if any(block.users > 1 for block in each[1].blocks)]
+    sharing = []
+    for item in entries.items():  # without a call per array, since there may be many
+        for shared in item[1].blocks:
+            if shared.users > 1:
+                sharing.append(item)
+                break
     sharing.sort(key=lambda each: (-len(spec_of(each[1]).sharding.devices), each[0]))
     known: dict[tuple[int, DeviceLocation], tuple[Shard, object]] = {}
     views: dict[int, tuple[Shard, ...]] = {}

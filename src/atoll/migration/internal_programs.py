@@ -19,11 +19,15 @@ class InternalPrograms:
         self._programs = programs
         self._launcher = launcher
         self._outbox = outbox
+        self._next = -1  # number of the next program
 
     def make(self, session: Session, definition: ir.Program, places: Placement) -> int:
         """Make a program and return its number in the session. Raises StatusError if it cannot run at these places."""
-        number = min((0, *session.programs)) - 1
+        while self._next in session.programs:  # of a cluster that did not store the next number
+            self._next -= 1
+        number = self._next
         session.programs[number] = self._programs.lower(session, definition, places, {})
+        self._next -= 1
         return number
 
     def drop(self, session: Session, number: int) -> None:

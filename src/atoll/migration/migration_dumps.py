@@ -23,15 +23,15 @@ from atoll.state.session_states import SessionState
 from atoll.state.stored_forms import DurationsOf, Key
 
 
-@dump_of(InternalPrograms, "internal programs")
+@dump_of(InternalPrograms, "internal programs", version=2)
 class InternalProgramsDump(Dump):
-    """Internal programs have no state of their own."""
+    _next: int = -1
 
 
 # ---- spilled arrays
 
 
-@dump_of(_Spill, "spill")
+@dump_of(_Spill, "spill", version=2)
 class SpillDump(Dump):
     session: Ref[Session]
     arrays: dict[int, tuple[Ref[Entry], tuple[SpilledPart, ...]]]
@@ -40,6 +40,10 @@ class SpillDump(Dump):
     then: Callback
     pieces: dict[int, m.SpilledPiece] = {}
     failure: Status | None = None
+    directory: str = ""
+    undivided: list[int] = []
+    shards: dict[int, list[tuple[int, int, int]]] = {}
+    copied: list[int] = []
 
 
 @dump_of(_Save, "save")
@@ -62,7 +66,7 @@ class RestoreDump(Dump):
     launch: Ref[Launch] | None = None
 
 
-@dump_of(ArraySpiller, "array spiller", version=5)
+@dump_of(ArraySpiller, "array spiller", version=6)
 class ArraySpillerDump(Dump):
     _next_request: int
     next_piece: int
@@ -74,6 +78,7 @@ class ArraySpillerDump(Dump):
     _by_feed: dict[Key, Ref[_Restore]] = {}
     _files: dict[int, dict[tuple[int, str], int]] = {}
     _left: dict[int, dict[str, None]] = {}
+    working: dict[int, None] = {}
 
 
 callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, tuple[Ref[_Restore], ...], tuple[int, ...])
@@ -81,7 +86,7 @@ callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, tuple[
 # ---- migrations
 
 
-@dump_of(CopyingMover, "device copies")
+@dump_of(CopyingMover, "device copies", version=2)
 class CopyingMoverDump(Dump):
     _internal: Ref[InternalPrograms]
     _launches: Ref[Launches]
@@ -90,18 +95,23 @@ class CopyingMoverDump(Dump):
     _programs: dict[Shared[ArraySpec], int] = {}
     _copies: dict[int, int] = {}
     _kept: dict[int, Ref[Entry]] = {}
+    _unsized: list[int] = []
+    _needed: dict[tuple[int, int], int] = {}
+    _left: list[int] = []
+    _views: dict[Shared[ArraySpec], int] = {}
 
 
-@dump_of(RestoringMover, "restoration")
+@dump_of(RestoringMover, "restoration", version=2)
 class RestoringMoverDump(Dump):
     _spiller: Ref[ArraySpiller]
     _kept: dict[int, SpilledArray] = {}
     _left: set[int] = set()
     _losses: dict[int, int] = {}
     _failure: Status | None = None
+    _next: list[int] = []
 
 
-@dump_of(Migration, "migration")
+@dump_of(Migration, "migration", version=2)
 class MigrationDump(Dump):
     number: int
     session: Ref[Session]
@@ -112,14 +122,17 @@ class MigrationDump(Dump):
     mover: AnyRef
     state: MigrationState = MigrationState.QUIESCING
     functions: dict[int, str] = {}
+    requests: list[int] = []
+    programs: list[int] = []
 
 
-@dump_of(Migrations, "migrations")
+@dump_of(Migrations, "migrations", version=2)
 class MigrationsDump(Dump):
     _next_handle: int
     _next_number: int
     _states: DurationsOf[tuple[int, MigrationState]]
     under_way: dict[int, Ref[Migration]] = {}
+    working: dict[int, None] = {}
 
 
 callback("migrations: next handle", Migrations, Migrations._handle)

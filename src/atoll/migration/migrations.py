@@ -7,17 +7,20 @@ functions stay the same, and its requests wait. A migration has these stages:
 2. *Draining*: the launches of the session run to their end at the old places.
 3. *Compiling*: the proxy sends the sources of the functions that move, and they are compiled for the new places.
 4. *Copying*: each array is copied to its new place, under an internal handle.
-5. In one step, the copies take the arrays' handles, programs are lowered again, and the proxy continues.
+5. *Taking over*: the copies take the arrays' handles, programs are lowered again, and the proxy continues.
 
-Nothing changes before the last step, so the session continues in its old place if a migration fails. Resuming a
-suspended session (`migration.suspensions`) begins at the second stage, and restores arrays instead of copying them.
+Nothing changes before the last stage, which cannot fail, so the session continues in its old place if a migration
+fails. Each stage handles some functions, arrays or programs per flush. Resuming a suspended session
+(`migration.suspensions`) begins at the second stage, and restores arrays instead of copying them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import islice
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.state_machine import StateMachine
@@ -37,6 +40,12 @@ from atoll.state.durations import Durations
 from atoll.state.programs import device_groups
 from atoll.state.session import Session
 from atoll.state.session_states import SessionState
+from atoll.state.stepped_work import taken
+
+# Work in one flush for all migrations together: rounds, with so many functions or programs in each.
+_ROUNDS = 4
+_FUNCTIONS_AT_ONCE = 64
+_PROGRAMS_AT_ONCE = 2
 
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
@@ -53,6 +62,7 @@ class MigrationState(IntEnum):
     DRAINING = 1  # its launches have yet to end
     COMPILING = 2  # its functions are being compiled at the destination
     COPYING = 3  # its arrays are being copied or restored
+    TAKING_OVER = 4  # its devices have moved, and arrays, functions and programs follow
 
 
 _S = MigrationState
@@ -60,7 +70,8 @@ TRANSITIONS: dict[MigrationState, frozenset[MigrationState]] = {
     _S.QUIESCING: frozenset({_S.DRAINING}),
     _S.DRAINING: frozenset({_S.COMPILING}),
     _S.COMPILING: frozenset({_S.COPYING}),
-    _S.COPYING: frozenset(),
+    _S.COPYING: frozenset({_S.TAKING_OVER}),
+    _S.TAKING_OVER: frozenset(),
 }
 
 # For each state, the seconds that a migration may be in it.
@@ -90,6 +101,8 @@ class Migration(StateMachine[MigrationState]):
     mover: Mover
     state: MigrationState = MigrationState.QUIESCING
     functions: dict[int, str] = field(default_factory=dict)  # their new names
+    requests: list[int] = field(default_factory=list)  # functions to be named, the next one last
+    programs: list[int] = field(default_factory=list)  # to be lowered again, the next one last
 
     def _described(self) -> str:
         return f"the migration of {self.session.name}"
@@ -112,6 +125,7 @@ class Migrations:
         has_queries: Callable[[int], bool],
     ) -> None:
         self.under_way: dict[int, Migration] = {}  # by session
+        self.working: dict[int, None] = {}  # sessions whose migrations continue in the next flush
         self._resources = shared.resources
         self._compilation = compilation
         self._has_queries = has_queries
@@ -188,24 +202,61 @@ class Migrations:
             migration.enter(MigrationState.DRAINING)
 
     def proceed(self) -> None:
-        """Advance the migrations as far as possible."""
-        for migration in list(self.under_way.values()):
-            try:
-                if migration.state is MigrationState.DRAINING and self.has_no_work(migration.session):
-                    self._compile(migration)
-                if migration.state is MigrationState.COMPILING and self._is_compiled(migration.session):
-                    self._copy(migration)
-                if migration.state is MigrationState.COPYING and migration.mover.is_ready(migration.session):
-                    self._take_over(migration)
-            except StatusError as error:
-                self._abort(migration, error.status)
+        """Advance the migrations as far as possible, with some of their functions, arrays and programs.
+
+        Sessions take turns.
+        """
+        late: list[int] = []
+        continued: list[int] = []
+        left = _ROUNDS
+        for number in dict.fromkeys([*self.working, *self.under_way]):
+            migration = self.under_way.get(number)
+            if not left:
+                late.append(number)
+            elif migration is not None:
+                try:
+                    while left and self._advance(migration):
+                        left -= 1
+                except StatusError as error:
+                    self._abort(migration, error.status)
+                if not left:
+                    continued.append(number)
+        self.working.clear()
+        self.working.update(dict.fromkeys([*late, *continued]))
+
+    def _advance(self, migration: Migration) -> bool:
+        """Do a part of the work, and return whether more can be done now. Raises StatusError if the migration fails."""
+        session = migration.session
+        match migration.state:
+            case MigrationState.DRAINING:
+                if not self.has_no_work(session):
+                    return False
+                self._begin_to_compile(migration)
+                return True
+            case MigrationState.COMPILING if migration.requests:
+                self._compile(migration)
+                return True
+            case MigrationState.COMPILING if self._is_compiled(session):
+                migration.enter(MigrationState.COPYING)
+                migration.mover.begin(session, migration.changes)
+                return True
+            case MigrationState.COPYING:
+                if migration.mover.proceed(session, migration.changes):
+                    return True
+                if not migration.mover.is_ready(session):
+                    return False
+                self._begin_to_take_over(migration)
+                return True
+            case MigrationState.TAKING_OVER:
+                return self._take_over(migration)
+        return False
 
     def tick(self, now: float) -> None:
         """Abort migrations that stay in one stage for too long."""
         migrations = {(each.number, each.state): each for each in self.under_way.values()}
         for key, seconds in self._states.update(now, migrations).items():
             migration = migrations[key]
-            if seconds <= _SECONDS[migration.state]:
+            if seconds <= _SECONDS.get(migration.state, math.inf):
                 continue
             session = migration.session
             text = {
@@ -218,11 +269,12 @@ class Migrations:
 
     def abort_on_island(self, lost: IslandFailed | IslandDrained) -> None:
         for migration in list(self.under_way.values()):
-            if lost.island in migration.islands:
+            if lost.island in migration.islands and migration.state is not MigrationState.TAKING_OVER:
                 self._abort(migration, lost.status)
 
     def session_closed(self, session: Session) -> None:
         migration = self.under_way.pop(session.number, None)
+        self.working.pop(session.number, None)
         if migration is not None:
             for name in migration.functions.values():
                 self._compilation.drop_reference(name)
@@ -249,17 +301,24 @@ class Migrations:
             session.migration_failure.raise_if_error()
         return not session.migrating
 
-    def _compile(self, migration: Migration) -> None:
+    def _begin_to_compile(self, migration: Migration) -> None:
         session = migration.session
         if not session.is_suspended:  # more arrays may have arrived before its proxy was quiesced
             check_size(session)
         migration.changes, migration.islands = check_changes(
             session, migration.plan(), self._resources, may_stay=session.is_suspended
         )
+        migration.requests = list(reversed(session.function_requests))
+        migration.enter(MigrationState.COMPILING)
+
+    def _compile(self, migration: Migration) -> None:
+        """Have some functions be compiled for their new places."""
+        session = migration.session
         after = {**session.devices.locations, **migration.changes}
         asked: list[tuple[int, tuple[int, ...]]] = []
-        for function, request in session.function_requests.items():
-            if function not in session.functions:
+        for function in taken(migration.requests, _FUNCTIONS_AT_ONCE):
+            request = session.function_requests.get(function)
+            if request is None or function not in session.functions:
                 continue
             locations: DeviceAssignment = tuple(tuple(after[device] for device in row) for row in request.assignment)
             name = function_name(request.content, locations, session.tenant.name)
@@ -270,38 +329,50 @@ class Migrations:
             migration.functions[function] = name
             session.migrating[function] = name
             asked.append((function, tuple(sorted(hosts_of(locations)))))
-        migration.enter(MigrationState.COMPILING)
         if asked:
             self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
 
-    def _copy(self, migration: Migration) -> None:
-        migration.enter(MigrationState.COPYING)
-        migration.mover.begin(migration.session, migration.changes)
-
-    def _take_over(self, migration: Migration) -> None:
-        """Change the places of the devices. This cannot fail, since everything is at its new place."""
+    def _begin_to_take_over(self, migration: Migration) -> None:
+        """Change the places of the devices. From here on, the migration cannot fail: all is at its new place."""
         session = migration.session
-        del self.under_way[session.number]
-        migration.mover.free_old_places(migration.session)
+        migration.enter(MigrationState.TAKING_OVER)
+        migration.mover.begin_to_take(session)
         session.devices.relocate(migration.changes)
-        for function, name in migration.functions.items():
-            old = session.functions.get(function)
-            if old is None:
-                self._compilation.drop_reference(name)
-                continue
-            session.add_function(function, name, islands_of(self._compilation.functions.locations[name]))
-            self._compilation.replaced(session, old)
-        migration.mover.take_handles(migration.session)
-        self._lower_again(session, migration.changes)
+        migration.programs = list(reversed(session.definitions))
+
+    def _take_over(self, migration: Migration) -> bool:
+        """Let some functions, arrays and programs follow their devices. Return whether others are left."""
+        session = migration.session
+        if migration.functions:
+            for function in list(islice(migration.functions, _FUNCTIONS_AT_ONCE)):
+                self._replace_function(session, function, migration.functions.pop(function))
+            return True
+        if migration.mover.take(session):
+            return True
+        for number in taken(migration.programs, _PROGRAMS_AT_ONCE):
+            self._lower_again(session, number, migration.changes)
+        if migration.programs:
+            return True
+        del self.under_way[session.number]
         hosts = tuple((device, location.host) for device, location in migration.changes.items())
         self._outbox.to_session(session.number, m.Migrated(migration.number, hosts))
         migration.then(OK)
+        return False
 
-    def _lower_again(self, session: Session, changes: Changes) -> None:
-        for number, definition in session.definitions.items():
-            old = session.programs.get(number)  # None for a session that an earlier cluster persisted
-            if old is not None and all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
-                continue
+    def _replace_function(self, session: Session, function: int, name: str) -> None:
+        old = session.functions.get(function)
+        if old is None:
+            self._compilation.drop_reference(name)
+            return
+        session.add_function(function, name, islands_of(self._compilation.functions.locations[name]))
+        self._compilation.replaced(session, old)
+
+    def _lower_again(self, session: Session, number: int, changes: Changes) -> None:
+        definition = session.definitions.get(number)
+        if definition is None:  # only a faulty proxy releases it meanwhile
+            return
+        old = session.programs.get(number)  # None for a session that an earlier cluster persisted
+        if old is None or not all(changes.keys().isdisjoint(group) for group in device_groups(definition)):
             self._programs.lower_again(session, number)
 
     def _abort(self, migration: Migration, status: Status) -> None:
@@ -309,6 +380,7 @@ class Migrations:
         session = migration.session
         if self.under_way.pop(session.number, None) is None:
             return
+        self.working.pop(session.number, None)
         session.migrating.clear()
         session.migration_failure = None
         for name in migration.functions.values():

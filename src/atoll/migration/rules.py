@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -15,7 +15,7 @@ from atoll.cluster.slice_placement import Slices
 from atoll.cluster.virtual_devices import check_apart
 from atoll.errors import Code, StatusError, not_found, unimplemented
 from atoll.ir import program as ir
-from atoll.ir.types import DTYPE_BITS, Opaque, shard_shape
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Opaque, shard_shape
 from atoll.launch.reservations import Reservations
 from atoll.quantities import human_bytes
 from atoll.state.buffer_directory import Entry
@@ -39,12 +39,17 @@ def check_size(session: Session) -> None:
     if len(entries) > MAX_MOVED_ARRAYS:
         raise _too_large(session, MAX_MOVED_ARRAYS, "arrays")
     shards, on_hosts = 0, Counter[int]()
-    for entry in entries.values():
-        devices = () if entry.spec is None else entry.spec.sharding.devices
-        shards += len(devices)
+    # By identity, since Python computes the hash of a tuple at each use. Arrays of one program share a tuple.
+    placed = [entry.spec.sharding.devices for entry in entries.values() if entry.spec is not None]
+    counts, by_identity = Counter(map(id, placed)), dict(zip(map(id, placed), placed, strict=True))
+    for identity, count in counts.items():
+        devices = by_identity[identity]
+        shards += count * len(devices)
         if shards > MAX_MOVED_SHARDS:
             raise _too_large(session, MAX_MOVED_SHARDS, "shards of arrays")
-        on_hosts.update([locations[device].host for device in devices if device in locations])
+        for device in devices:
+            if device in locations:
+                on_hosts[locations[device].host] += count
     if max(on_hosts.values(), default=0) > MAX_MOVED_ON_HOST:
         raise _too_large(session, MAX_MOVED_ON_HOST, "shards of arrays on one host")
 
@@ -101,10 +106,14 @@ def check_changes(
         check_together("a compiled function", devices)
         if not changes.keys().isdisjoint(devices):
             check_apart("a compiled function", after, devices, "would share")
+    checked: set[int] = set()  # devices of arrays, by identity: arrays of one program share a tuple
     for handle, entry in session.directory.entries.items():
         if is_affected(entry, changes):
             assert entry.spec is not None
-            check_apart(f"array {handle}", after, entry.spec.sharding.devices, "would share")
+            devices_of_array = entry.spec.sharding.devices
+            if id(devices_of_array) not in checked:
+                check_apart(f"array {handle}", after, devices_of_array, "would share")
+                checked.add(id(devices_of_array))
             if isinstance(entry.spec.sharding.tiling, Opaque) or entry.spec.dtype in ("token", "opaque"):
                 raise unimplemented(f"array {handle}, made by {entry.producer!r}, is of a kind that cannot be moved")
     return changes, islands
@@ -126,19 +135,22 @@ def is_affected(entry: Entry, changes: Changes) -> bool:
     )
 
 
-def check_memory(session: Session, programs: Iterable[int], ledger: MemoryLedger) -> None:
-    """Raise RESOURCE_EXHAUSTED if the copies that these programs make do not all fit at once."""
+def memory_of(session: Session, number: int) -> MemoryRequirement:
+    """Return the memory that a launch of this program needs."""
+    program = session.programs[number]
+    assert isinstance(program, RegisteredProgram)
     requirements: list[MemoryRequirement] = []
-    for number in programs:
-        program = session.programs[number]
-        assert isinstance(program, RegisteredProgram)
-        for gang in program.gangs:
-            requirements.extend(each.requirement for each in gang.makes)
-            requirements.append(gang.scratch)
-    wanted = total(requirements)
-    lacking = ledger.lacking(wanted)
+    for gang in program.gangs:
+        requirements.extend(each.requirement for each in gang.makes)
+        requirements.append(gang.scratch)
+    return total(requirements)
+
+
+def check_memory(needed: MemoryRequirement, ledger: MemoryLedger) -> None:
+    """Raise RESOURCE_EXHAUSTED if this memory is not free now."""
+    lacking = ledger.lacking(needed)
     if lacking is not None:
-        raise MemoryLackedError(lacking, dict(wanted)[lacking], ledger)
+        raise MemoryLackedError(lacking, dict(needed)[lacking], ledger)
 
 
 class MemoryLackedError(StatusError):
@@ -174,14 +186,16 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     def of(cls, session: Session) -> MemoryNeed:
         """Return the need of the session's spilled arrays."""
         found: dict[int, int] = {}
+        counts: dict[int, tuple[ArraySpec, int]] = {}  # by identity: arrays of one program often share their type
         for entry in session.directory.entries.values():
             # A view shares the memory of other arrays.
             if entry.spilled is not None and not entry.spilled.views and entry.spec is not None and entry.error is None:
-                sharding = entry.spec.sharding
-                for position, device in enumerate(sharding.devices):
-                    shape = shard_shape(sharding, entry.spec.shape, position)
-                    nbytes = math.prod(shape) * DTYPE_BITS[entry.spec.dtype] // 8
-                    found[device] = found.get(device, 0) + nbytes
+                counts[id(entry.spec)] = entry.spec, counts.get(id(entry.spec), (entry.spec, 0))[1] + 1
+        for spec, count in counts.values():
+            for position, device in enumerate(spec.sharding.devices):
+                shape = shard_shape(spec.sharding, spec.shape, position)
+                nbytes = math.prod(shape) * DTYPE_BITS[spec.dtype] // 8
+                found[device] = found.get(device, 0) + count * nbytes
         return cls(found)
 
     @property
@@ -208,11 +222,12 @@ class MemoryNeed(msgspec.Struct, frozen=True):
                 )
             if session.number in record.needs_recompile:
                 return f"island {island}, which has just restarted, and for its functions to be compiled there"
+        exclusive = _exclusive(session)
         for device, location in places.items():
             reason = session.devices.closed(location)
             if reason:
                 return f"device {resources.number_of(location)}: {reason}"
-            if device in _exclusive(session) and slices.has_others(session.number, location):
+            if device in exclusive and slices.has_others(session.number, location):
                 return f"device {resources.number_of(location)}, which other sessions use"
         wanted: dict[HostDevice, int] = {}
         for device, nbytes in self.by_device.items():

@@ -23,7 +23,6 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.launches import Launches
 from atoll.launch.shared_state import SharedState
 from atoll.migration.array_spiller import ArraySpiller
-from atoll.migration.manifest import manifest_of
 from atoll.migration.migrations import DRAIN_SECONDS, QUIESCE_SECONDS, WORK_SECONDS, Migrations
 from atoll.migration.rules import Changes, MemoryNeed, check_size, current_places, places_on
 from atoll.protocol import messages as m
@@ -236,13 +235,7 @@ class Suspensions:
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in ("token", "opaque")
         ]
         directory = self._directory_of(session) if session.is_on_disk else ""
-        self._spiller.spill(
-            session,
-            handles,
-            partial(self._spilled, suspension),
-            directory,
-            partial(manifest_of, session),
-        )
+        self._spiller.spill(session, handles, partial(self._spilled, suspension), directory)
 
     def _directory_of(self, session: Session) -> str:
         """Return a directory name that no other session of any cluster has."""

@@ -23,6 +23,12 @@ _DISCARDED_PER_STEP = 8
 _Item = TypeVar("_Item")
 
 
+def taken(left: list[int], count: int) -> list[int]:
+    """Remove and return at most `count` numbers, the last one first."""
+    some, left[-count:] = left[: -count - 1 : -1], ()
+    return some
+
+
 class TurnFailedError(Exception):
     """A bug occurred in the turn of a session or of a command's connection. `__cause__` is the original exception."""
 

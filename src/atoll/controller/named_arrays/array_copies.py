@@ -29,7 +29,7 @@ from atoll.ir import program as ir
 from atoll.ir.types import DTYPE_BITS, ArraySpec, shard_shape
 from atoll.launch.launches import Launches
 from atoll.migration.internal_programs import InternalPrograms
-from atoll.migration.rules import MemoryLackedError, check_memory
+from atoll.migration.rules import MemoryLackedError, check_memory, memory_of
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.named_arrays.version_records import Version, VersionKey
@@ -416,7 +416,7 @@ class ArrayCopies:
         definition = ir.Program("copy published arrays", specs, (node,), tuple(range(count, 2 * count)))
         program = self._internal.make(vault, definition, vault.devices.locations)
         try:
-            check_memory(vault, [program], self._ledger)
+            check_memory(memory_of(vault, program), self._ledger)
             results = {self._vaults.new_handle(): each.position for each in sources}
             self._internal.take_credit(vault)
             self._launcher.launch(vault, m.Launch(program, tuple(each.handle for each in sources), tuple(results), ()))

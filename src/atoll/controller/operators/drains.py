@@ -31,6 +31,8 @@ LEAVE_SECONDS = 60.0
 # For published arrays to be copied to other islands, and for reads of those on the island to end.
 COPY_SECONDS = 300.0
 
+_LOST = "the island was lost meanwhile"
+
 
 class _Drain(msgspec.Struct, eq=False):
     """An island that is being emptied and then ended."""
@@ -206,6 +208,8 @@ class Drains:
             drain.problems.append(f"{self._sessions[session].name}: {status.message}")
         if drain.left:
             return
+        if self._resources.islands[drain.island].state is not IslandState.DRAINING and not drain.problems:
+            drain.problems.append(_LOST)  # while the last session was taking over its new places
         if drain.problems:
             self._stop_draining(drain)
         else:
@@ -266,12 +270,14 @@ class Drains:
         return f"was drained because {left}"
 
     def island_failed(self, lost: IslandFailed) -> None:
-        """End the drain of an island that has failed. The migrations from there have ended."""
+        """End the drain of an island that has failed. Migrations from there have ended, or will end well."""
         for drains in (self._leaving, self._copying):
             drain = drains.pop(lost.island, None)
             if drain is not None:
-                drain.problems.append("the island was lost meanwhile")
-                self._stop_draining(drain)
+                drain.problems.append(_LOST)
+                drain.left -= drain.leaving
+                if not drain.left:
+                    self._stop_draining(drain)
 
     def island_drained(self, drained: IslandDrained) -> None:
         """Let the workers of a drained island end."""
