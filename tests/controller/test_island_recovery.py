@@ -14,6 +14,7 @@ from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.state.gang_states import Reason
 from tests.controller.dumps import check_dump
 from tests.controller.play import BROKEN, Cluster, Play, joined, on, runs
 
@@ -176,6 +177,31 @@ def with_one_function_under_two_numbers() -> tuple[Play, str]:
     return play, compile_.function
 
 
+def test_launches_on_a_restarted_island_wait_for_the_functions_that_they_call_and_for_no_others():
+    play = Play("1x1x1")
+    for number in (1, 2):
+        play.with_function(number)
+        play.send(m.RegisterProgram(number, single("f", (), Call(number, (), (on(0),), (0,)))))
+    play.lose(0, "its connection broke")
+    play.send(m.FailureAcknowledged((0,), (), ()))
+    play.join_again(0)
+
+    def compile_again(function: int) -> list[m.Run]:
+        play.send(m.Recompile(function, 950 + function))
+        play.report(0, m.FeedsArrived(play.session, (950 + function,)))
+        name = play.controller.sessions[play.session].functions[function]
+        return runs(play.report(0, m.Compiled(name, OK, b"", 0.1, True)))
+
+    assert runs(play.send(m.Launch(2, (), (12,), ()))) == []
+    assert runs(play.send(m.Launch(1, (), (11,), ()))) == []
+    (first,) = compile_again(2)
+    assert first.results == (12,)
+    (waiting,) = play.controller.scheduler.nodes(0)
+    assert waiting.reason is Reason.FUNCTIONS
+    assert len(runs(play.send(m.Launch(2, (), (13,), ())))) == 0, "it is behind an earlier launch of its session"
+    assert sorted(run.results for run in compile_again(1)) == [(11,), (13,)]
+
+
 def test_a_session_waits_for_a_function_of_which_it_has_released_another_number():
     play, name = with_one_function_under_two_numbers()
     play.send(m.ReleaseFunction(1))
@@ -186,13 +212,13 @@ def test_a_session_waits_for_a_function_of_which_it_has_released_another_number(
 
 
 def test_a_session_does_not_wait_for_a_function_of_which_it_has_released_all_numbers():
-    play, _ = with_one_function_under_two_numbers()
-    play.with_put(3)
+    play, name = with_one_function_under_two_numbers()
     check_dump(play.controller)
-    play.report(0, m.FeedsArrived(play.session, (7,)))
-    assert runs(play.send(m.Launch(3, (), (13,), (7,)))) == []
+    needed = play.controller.resources.islands[0].needs_recompile
     play.send(m.ReleaseFunction(1))
-    assert len(runs(play.send(m.ReleaseFunction(2)))) == 1
+    assert needed == {play.session: {name}}
+    play.send(m.ReleaseFunction(2))
+    assert needed == {}
 
 
 # ---- hosts that do not receive each other's messages

@@ -594,9 +594,12 @@ def test_an_island_stops_waiting_for_functions_of_an_island_that_fails_meanwhile
     with_function(play)
     with_function_of_one_island(play)
     restart_0(play)
-    assert runs(play.send(m.Launch(2, (), (12,), ()))) == [], "function 1 is not compiled again"
+    session = play.controller.sessions[play.session]
+    needed = play.controller.resources.islands[0].needs_recompile
+    assert needed == {play.session: {session.functions[1]}}
+    assert len(runs(play.send(m.Launch(2, (), (12,), ())))) == 1, "it does not call function 1"
     play.lose(1, "its connection broke")
-    assert len(runs(play.outbox())) == 1
+    assert needed == {}
 
 
 def test_a_function_of_an_island_that_ended_meanwhile_is_not_compiled_again():

@@ -204,7 +204,7 @@ def test_an_acknowledgement_names_the_feeds_that_will_come():
 
 @pytest.mark.parametrize(
     ("lost_again", "again"),
-    [((), ["on 1", "on both"]), ((0,), ["on 1"]), ((1,), [])],
+    [((), ["on both", "on 1"]), ((0,), ["on 1"]), ((1,), [])],
 )
 def test_functions_of_hosts_that_are_back_are_compiled_again_where_none_of_them_was_lost_again(lost_again, again):
     async def work() -> None:

@@ -26,3 +26,11 @@ def test_a_function_is_removed_once() -> None:
     functions.remove(1)
     functions.remove(1)
     assert functions.source(2) == b"x"
+
+
+def test_the_newest_functions_come_first() -> None:
+    functions = SessionFunctions()
+    for number in (1, 2, 3):
+        functions.add(number, b"x", "hash", (number,))
+    functions.remove(2)
+    assert [function for function, _ in functions.devices()] == [3, 1]

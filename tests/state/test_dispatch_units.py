@@ -127,10 +127,8 @@ def test_no_nodes_are_joined_while_another_session_waits():
         launched(play, 100 + i)
     other = play.open(7, "other.py").number
     play.outbox()
-    play.controller.resources.islands[0].needs_recompile[other] = {"a function"}  # so that its launch waits
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(other, m.RegisterProgram(1, body))
-    play.worker(0, m.FeedsArrived(other, (5,)))
-    play.proxy(other, m.Launch(1, (), (1,), (5,)))
+    play.proxy(other, m.Launch(1, (), (1,), (5,)))  # waits for its bytes
     play.outbox()
     assert launched(play, 105) == [1] * 12

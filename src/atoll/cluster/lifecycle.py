@@ -75,7 +75,7 @@ class Island(StateMachine[IslandState]):
     incarnation: int = 0  # of its workers; those of earlier incarnations are refused
     machines: tuple[str, ...] = ()  # by rank, if the engine has names for them
     returns: bool = False  # drained, and starts again when there are machines for it
-    # By session: functions that its hosts have yet to compile again. Until then, the session starts nothing here.
+    # By session: functions that its hosts have yet to compile again. Until then, the session starts none of them here.
     needs_recompile: dict[int, set[str]] = field(default_factory=dict)
 
     @property

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Generic
 
 import msgspec
 
+from atoll.cluster.lifecycle import Island
 from atoll.launch.island_lines import IslandLines, SharedLines
 from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
@@ -40,7 +41,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
 class QueuedWork(Generic[Payload]):
     """The base class of the scheduler: nodes that wait for each island, their reasons, and the counts of islands."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions_of: Callable[[Gang[Payload]], Collection[str]] | None = None) -> None:
+        self._functions_of = functions_of
         self._islands: list[IslandLines[Payload]] = []
         self._started: dict[int, int] = {}  # by island: gangs started in addition to those that its lines count
         self._lines = SharedLines(self._islands, self._started)
@@ -147,7 +149,7 @@ class QueuedWork(Generic[Payload]):
             add(islands, session, len(nodes), nodes[0])
         return {
             island: [
-                SessionWait(session, count, first, _reason(first.node, self._islands[island]))
+                SessionWait(session, count, first, self._reason(first, self._islands[island]))
                 for session, (count, first) in sorted(own.items(), key=lambda each: each[1][1].sequence)
             ]
             for island, own in sorted(found.items())
@@ -182,6 +184,23 @@ class QueuedWork(Generic[Payload]):
                     counts, has = [group.count.in_flight, group.count.busy_ns], loads.get(host, [0, 0])
                     if counts != has:
                         yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
+
+    def _reason(self, gang: Gang[Payload], lines: IslandLines[Payload]) -> Reason:
+        """Return why the gang, which is the first of its session, waits for the island."""
+        if gang.state in (GangState.DEFERRED, GangState.WAITING):
+            return gang.node.reason
+        if not lines.record.works:
+            return Reason.ISLAND
+        if self._lacks_functions(gang, lines.record):
+            return Reason.FUNCTIONS
+        return Reason.ALONE if lines.draining else Reason.ORDER
+
+    def _lacks_functions(self, gang: Gang[Payload], island: Island) -> bool:
+        """Return whether the island has to compile a function again before the gang may start there."""
+        lacking = island.needs_recompile.get(gang.node.session)
+        if lacking is None:
+            return False
+        return self._functions_of is None or not lacking.isdisjoint(self._functions_of(gang))
 
     def policy_of(self, island: int) -> Policy:
         """Return the policy that chooses the nodes of an island."""
@@ -220,14 +239,3 @@ def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     """Return the gang of a node on one of the node's islands."""
     gangs = node.gangs
     return gangs[0] if len(gangs) == 1 else next(gang for gang in gangs if gang.is_on(island))
-
-
-def _reason(node: QueuedNode[Payload], lines: IslandLines[Payload]) -> Reason:
-    """Return why the node, which is the first of its session, waits for the island."""
-    if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
-        return node.reason
-    if not lines.record.works:
-        return Reason.ISLAND
-    if node.session in lines.record.needs_recompile:
-        return Reason.FUNCTIONS
-    return Reason.ALONE if lines.draining else Reason.ORDER

@@ -1,7 +1,7 @@
-"""Have sessions wait for functions that hosts compile again: after the restart of an island, or the loss of a function.
+"""Have launches wait for functions that hosts compile again: after the restart of an island, or the loss of a function.
 
-`Island.needs_recompile` has the functions that each session lacks on an island. Until it has them again, its nodes that
-need the island wait. Pure.
+`Island.needs_recompile` has the functions that each session lacks on an island. Until it has them again, the session's
+nodes that run one of them there wait. Pure.
 """
 
 from __future__ import annotations
@@ -102,14 +102,17 @@ class Recompilations:
         return awaited
 
     def ended(self, number: int, name: str) -> None:
-        """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
+        """Note that a function was compiled again, or is not needed. The session's nodes stop waiting for it."""
         for island in self._resources.islands.values():
             if number in island.needs_recompile:
                 self._not_needed(island, number, {name})
 
     def _not_needed(self, island: Island, number: int, names: set[str]) -> None:
         needed = island.needs_recompile[number]
-        needed -= names
-        if not needed:
-            del island.needs_recompile[number]
-            self._scheduler.offer_again(island.number)
+        if not names.isdisjoint(needed):
+            needed -= names
+            if needed:
+                self._scheduler.functions_compiled(island.number, number)
+            else:
+                del island.needs_recompile[number]
+                self._scheduler.offer_again(island.number)

@@ -20,16 +20,16 @@ The base class has the queries (`launch.queued_work`).
 
 Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `start_next` commits nodes, and starts
 the gangs that it returns, in order. `touched` has the islands that may have a gang to start.
-Whether an island works, and whether a session has its functions there, is not stored here: the scheduler asks the
-island's record. `island_leaves` reports that an island stops working or lacks functions, before anything else happens,
-and `offer_again` that it works again or has them.
+Whether an island works, and which functions a session lacks there, is not stored here: the scheduler asks the island's
+record. `island_leaves` reports that an island stops working or lacks functions, before anything else happens,
+`offer_again` that it works again or has all functions of a session, and `functions_compiled` that it has more of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from atoll.cluster.lifecycle import WORKING, Island
@@ -58,6 +58,7 @@ class Scheduler(QueuedWork[Payload]):
       policy: makes the scheduling policy of an island.
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
+      functions_of: returns the functions that a gang runs. Without it, nodes wait for all functions of their session.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Scheduler(QueuedWork[Payload]):
         policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
+        functions_of: Callable[[Gang[Payload]], Collection[str]] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(functions_of)
         self.window = window
         self._busy_ns = busy_ns
         self._policy = policy
@@ -356,6 +358,12 @@ class Scheduler(QueuedWork[Payload]):
         for node in self._barred.pop(island, ()):
             self._offer(node)
 
+    def functions_compiled(self, island: int, session: int) -> None:
+        """Offer the session's nodes again that lacked functions on the island, some of which it has now."""
+        for node in [each for each in self._barred.get(island, ()) if each.session == session]:
+            del self._barred[island][node]
+            self._offer(node)
+
     def remove_island(self, island: int) -> None:
         """Clear an island that will not work again. All nodes that need it were dropped."""
         lines = self._islands[island]
@@ -434,7 +442,7 @@ class Scheduler(QueuedWork[Payload]):
             for lines in self._lines_on(gang):
                 record = lines.record
                 is_away = record.state not in WORKING
-                if is_away or session in record.needs_recompile:
+                if is_away or self._lacks_functions(gang, record):
                     self._barred.setdefault(record.number, {})[node] = None
                     return Reason.ISLAND if is_away else Reason.FUNCTIONS
                 if lines.delegated and session in lines.delegated and not node.is_delegated:

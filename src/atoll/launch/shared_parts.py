@@ -51,7 +51,11 @@ class SharedParts:
         """Make the parts. See `Launches` for the arguments."""
         resources = shared.resources
         scheduler = Scheduler[GangRun](
-            resources.islands.values(), GANG_WINDOW, policy, hosts=[each.hosts for each in resources.topology.shapes]
+            resources.islands.values(),
+            GANG_WINDOW,
+            policy,
+            hosts=[each.hosts for each in resources.topology.shapes],
+            functions_of=lambda gang: gang.run.spec.functions,
         )
         sequential = SequentialDispatch(scheduler) if shared.settings.sequential else None
         reservations = Reservations(shared.sessions, scheduler, resources, services)

@@ -38,8 +38,8 @@ class SessionFunctions:
         return None if found is None else self._sources[found[0]]
 
     def devices(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each function with its devices."""
-        yield from [(function, devices) for function, (_, devices) in self._functions.items()]
+        """Yield each function with its devices, the newest first: a script is more likely to call it again."""
+        yield from [(function, devices) for function, (_, devices) in reversed(self._functions.items())]
 
     def retain(self, functions: Iterable[int]) -> None:
         self._users.update(functions)

@@ -81,7 +81,7 @@ class Reason(StrEnum):
     BYTES = "bytes"  # bytes from its client
     PLAN = "plan"  # the transfer of a large plan to the hosts
     PYTHON = "python"  # results of the client's Python, or of Python on the hosts
-    FUNCTIONS = "functions"  # functions that are compiled again on an island that failed
+    FUNCTIONS = "functions"  # functions of its gangs that are compiled again on an island that failed
     ISLAND = "island"  # an island that is not available
 
 
