@@ -7,8 +7,10 @@ from typing import Any
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, joined, runs
+from tests.work_counts import instructions_of
 
 
 class DrainPlay(Play):
@@ -123,3 +125,18 @@ def test_no_session_is_resumed_on_an_island_that_is_being_drained() -> None:
     assert "waits for island 0, which is draining" in answer_in(play.outbox()).status.message
     play.send(m.Release((6,)))
     assert ends(play.at(1.0)) == [0]
+
+
+def test_a_drain_looks_at_each_island_once_for_all_sessions() -> None:
+    def work(sessions: int) -> int:
+        cluster = joined("48x1x1")
+        for number in range(sessions):
+            cluster.open(number + 1, "")
+        cluster.flush()
+        connection = cluster.connect("operator")
+        event = e.Received(cluster.now, connection, m.DrainRequest(0))
+        return instructions_of(lambda: cluster.controller.handle(event))
+
+    work(1)
+    few, many = work(2), work(12)
+    assert many < 3 * few, f"{few} instructions with 2 sessions, and {many} with 12"

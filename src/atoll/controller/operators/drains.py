@@ -6,7 +6,7 @@ and has ended, or when the drain has failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -113,14 +113,18 @@ class Drains:
         plans: dict[int, Callable[[], Changes]] = {}
         problems: list[str] = []
         leaving: set[int] = set()
+        source = self._resources.devices(island)
+        targets: list[IslandDevices] | None = None  # the same for all sessions
         for session in self._sessions.values():
             is_moving = self._migrations.concern(session, island)
             if is_moving or self._suspensions.needs(session, island):
                 if session.leaves_islands and not is_moving:
                     leaving.add(session.number)
                     continue
+                if targets is None:
+                    targets = self._targets(source)
                 try:
-                    plans[session.number] = self._find_target(session, island)
+                    plans[session.number] = self._find_target(session, source, targets)
                 except StatusError as error:
                     problems.append(f"{session.name}: {error.status.message}")
         drain = _Drain(operator, island, {*plans, *leaving}, leaving, returns, problems)
@@ -177,21 +181,25 @@ class Drains:
         if not drain.leaving & drain.left:
             self._leaving.pop(drain.island, None)
 
-    def _find_target(self, session: Session, island: int) -> Callable[[], Changes]:
-        """Return a plan that moves the session's part on the island elsewhere. Raises StatusError with the obstacle."""
-        source = self._resources.devices(island)
+    def _targets(self, source: IslandDevices) -> list[IslandDevices]:
+        """Return the islands that match one that is drained, those with less load first."""
         load = self._slices.load()
         targets = [
             devices
             for devices in (self._resources.devices(each) for each in self._resources.islands)
             if not devices.closed and (devices.mesh, devices.kinds) == (source.mesh, source.kinds)
         ]
+        return sorted(targets, key=lambda each: (sum(load[location] for location in each.locations), each.number))
+
+    def _find_target(
+        self, session: Session, source: IslandDevices, targets: Sequence[IslandDevices]
+    ) -> Callable[[], Changes]:
+        """Return a plan that moves the session's part on the island elsewhere. Raises StatusError with the obstacle."""
         if not targets:
             raise StatusError(Code.FAILED_PRECONDITION, f"no other island matches {source}")
+        self._migrations.check_free(session)
         problem: StatusError | None = None
-        for target in sorted(
-            targets, key=lambda each: (sum(load[location] for location in each.locations), each.number)
-        ):
+        for target in targets:
             plan = partial(_moved, session, source, target)
             try:
                 self._migrations.check(session, plan)
