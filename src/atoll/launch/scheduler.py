@@ -313,8 +313,8 @@ class Scheduler(QueuedWork[Payload]):
 
         The nodes leave their lines together: there may be tens of thousands, also ahead of them.
         """
-        unsent = [node for node in nodes if any([gang.state <= GangState.COMMITTED for gang in node.gangs])]
-        in_line = [node for node in unsent if GangState.WAITING <= node.gangs[0].state <= GangState.READY]
+        unsent = [node for node in nodes if any([gang.is_unsent for gang in node.gangs])]
+        in_line = [node for node in unsent if node.is_in_line]
         dropped = [self._drop(node) for node in unsent]
         if len(in_line) == 1:
             self._leave_lines(in_line[0])
